@@ -1,0 +1,60 @@
+"""The base of every config: immutable, validated, its faults said in sentences."""
+
+from typing import Any
+
+import pydantic
+
+
+class Failure(Exception):
+    """What a person must hear as one message: what was wrong, the numbers, what to do."""
+
+
+class ConfigError(Failure, ValueError):
+    """A setting that cannot be used: which field, its value, and what would be accepted."""
+
+
+class Frozen(
+    pydantic.BaseModel, frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
+):
+    """A frozen pydantic model whose faults read as sentences.
+
+    Raises `ConfigError` with one line for each field at fault.
+    """
+
+    def __init__(self, **values: Any):
+        try:
+            super().__init__(**values)
+        except pydantic.ValidationError as error:
+            raise ConfigError("\n".join(_sentence(fault) for fault in error.errors())) from None
+
+
+def _sentence(fault: Any) -> str:
+    field = ".".join(str(part) for part in fault["loc"])
+    context = fault.get("ctx", {})
+    if isinstance(context.get("error"), ConfigError):
+        return "\n".join(
+            f"{field}.{line}" if field else line for line in str(context["error"]).splitlines()
+        )
+    value = fault["input"]
+    match fault["type"]:
+        case "extra_forbidden":
+            return f"{field} is not a setting: remove it or correct its name"
+        case "missing":
+            return f"{field} is missing: give it a value"
+        case "finite_number":
+            return f"{field} is {value}: it must be a finite number"
+        case "greater_than":
+            return f"{field} is {value}: it must be > {context['gt']}"
+        case "greater_than_equal":
+            return f"{field} is {value}: it must be >= {context['ge']}"
+        case "less_than":
+            return f"{field} is {value}: it must be < {context['lt']}"
+        case "less_than_equal":
+            return f"{field} is {value}: it must be <= {context['le']}"
+        case "literal_error":
+            return f"{field} is {value!r}: it must be one of {context['expected']}"
+        case "value_error":
+            return f"{field}: {context['error']}" if field else str(context["error"])
+        case _:
+            message = fault["msg"][0].lower() + fault["msg"][1:]
+            return f"{field} is {value!r}: {message}"
