@@ -1,0 +1,156 @@
+"""The plan of shuffled chunks, streamed by Grain, and exact evaluation batches.
+
+Grain streams row indices, a whole chunk an element; where the pixels do not lie on the device, a
+second map gathers them. The position is one integer, the number of steps taken.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Int32
+
+from mlp_research.frozen import ConfigError
+from mlp_research.prng import order_generator
+from mlp_research.shapes import Batch, Chunk, MaskedBatch, RowChunk, Split
+
+if TYPE_CHECKING:
+    import grain
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Which rows each step trains on: a fresh permutation every epoch, without a partial batch."""
+
+    seed: int
+    rows: int
+    batch_size: int
+    epochs: int
+    _permutations: dict[int, np.ndarray] = dataclasses.field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    def __post_init__(self):
+        if self.batch_size > self.rows:
+            raise ConfigError(
+                f"train.batch_size is {self.batch_size}, but there are {self.rows} training rows: "
+                f"use at most {self.rows}"
+            )
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.rows // self.batch_size
+
+    @property
+    def total_steps(self) -> int:
+        return self.steps_per_epoch * self.epochs
+
+    def permutation(self, epoch: int) -> Int32[np.ndarray, " rows"]:
+        """The order of all rows in an epoch."""
+        if epoch not in self._permutations:
+            # Two are kept: read threads may stand on both sides of an epoch's end.
+            for old in sorted(self._permutations)[:-1]:
+                del self._permutations[old]
+            order = order_generator(self.seed, epoch).permutation(self.rows)
+            self._permutations[epoch] = order.astype(np.int32)
+        return self._permutations[epoch]
+
+    def indices(self, start: int, steps: int) -> Int32[np.ndarray, "steps batch"]:
+        """The rows of `steps` steps after the first `start`; all lie within one epoch."""
+        epoch, first = divmod(start, self.steps_per_epoch)
+        rows = slice(first * self.batch_size, (first + steps) * self.batch_size)
+        return self.permutation(epoch)[rows].reshape(steps, self.batch_size)
+
+    def chunks(self, position: int, steps_per_call: int) -> ChunkPlan:
+        """The rest of the run after `position` steps, cut into chunks that end where epochs end."""
+        return ChunkPlan(self, position, min(steps_per_call, self.steps_per_epoch))
+
+
+@dataclasses.dataclass(frozen=True)
+class ChunkPlan:
+    """The run after `position` steps as chunks with room for `capacity` steps each."""
+
+    plan: Plan
+    position: int
+    capacity: int
+
+    def __len__(self) -> int:
+        if self.position >= self.plan.total_steps:
+            return 0
+        whole_epochs = self.plan.epochs - self.position // self.plan.steps_per_epoch - 1
+        return self._first_epoch_chunks + whole_epochs * self._epoch_chunks
+
+    def span(self, index: int) -> tuple[int, int]:
+        """(first step, number of steps) of a chunk."""
+        length = self.plan.steps_per_epoch
+        if index < self._first_epoch_chunks:
+            start = self.position + index * self.capacity
+        else:
+            epochs, chunk = divmod(index - self._first_epoch_chunks, self._epoch_chunks)
+            start = (self.position // length + 1 + epochs) * length + chunk * self.capacity
+        return start, min(self.capacity, length - start % length)
+
+    @property
+    def _first_epoch_chunks(self) -> int:
+        length = self.plan.steps_per_epoch
+        return -(-(length - self.position % length) // self.capacity)
+
+    @property
+    def _epoch_chunks(self) -> int:
+        return -(-self.plan.steps_per_epoch // self.capacity)
+
+
+def train_chunks(chunks: ChunkPlan, split: Split, read_threads: int = 0) -> Iterator[Chunk]:
+    """Stream the chunks of a plan with their pixels, gathered on the host.
+
+    `read_threads` reads ahead where the pixels come from a slow disk; in memory it gains nothing.
+    """
+
+    def gather(planned: tuple[np.ndarray, np.ndarray]) -> Chunk:
+        rows, count = planned
+        return Chunk(Batch(split.images[rows], split.labels[rows]), count)
+
+    yield from _stream(_planned(chunks).map(gather), read_threads)
+
+
+def row_chunks(chunks: ChunkPlan, data: Batch) -> Iterator[RowChunk]:
+    """Stream the chunks of a plan as rows of `data`, which lies on the device."""
+    for rows, count in _stream(_planned(chunks)):
+        yield RowChunk(data, rows, count)
+
+
+def _planned(chunks: ChunkPlan) -> grain.MapDataset:
+    """The plan as a Grain dataset of (rows [K, batch], count)."""
+    import grain  # over a second to import: not paid by commands that train nothing
+
+    def plan(index: int) -> tuple[np.ndarray, np.ndarray]:
+        start, count = chunks.span(int(index))
+        # Unused room is filled with the chunk's own first row: never trained on, always legal.
+        rows = np.empty((chunks.capacity, chunks.plan.batch_size), np.int32)
+        rows[:count] = chunks.plan.indices(start, count)
+        rows[count:] = rows[0, 0]
+        return rows, np.asarray(np.int32(count))
+
+    return grain.MapDataset.range(len(chunks)).map(plan)
+
+
+def _stream(dataset: grain.MapDataset, read_threads: int = 0) -> Iterator[Any]:
+    import grain
+
+    options = grain.ReadOptions(num_threads=read_threads, prefetch_buffer_size=2 * read_threads)
+    yield from dataset.to_iter_dataset(options)
+
+
+def evaluation_batches(split: Split, batch_size: int) -> Iterator[MaskedBatch]:
+    """Every row once, in order; the last batch is filled up with rows that count nothing."""
+    for start in range(0, len(split), batch_size):
+        images, labels = (rows[start : start + batch_size] for rows in (split.images, split.labels))
+        missing = batch_size - len(labels)
+        yield MaskedBatch(
+            np.pad(images, ((0, missing), (0, 0))),
+            np.pad(labels, (0, missing)),
+            np.arange(batch_size) < len(labels),
+        )

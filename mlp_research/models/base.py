@@ -1,0 +1,79 @@
+"""What every model is made of: the interface, the config's base, initialisation, dropout keys."""
+
+import abc
+from collections.abc import Callable
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+from jaxtyping import Array
+
+from mlp_research.frozen import Frozen
+from mlp_research.shapes import RandomKey
+
+
+@runtime_checkable
+class Model(Protocol):
+    """A pytree called on one flat image in [0, 1]; it returns the logits of its classes.
+
+    `key` is needed only in training mode and only by models with randomness. `eqx.nn.MLP` is one.
+    """
+
+    def __call__(self, image: Array, /, *, key: RandomKey | None = None) -> Array: ...
+
+
+class ModelConfig(Frozen, abc.ABC, frozen=True):
+    """An architecture as plain numbers; `build` makes the model."""
+
+    kind: str
+
+    @abc.abstractmethod
+    def build(self, image_shape: tuple[int, int], classes: int, *, key: RandomKey) -> Any:
+        """A freshly initialised model for images of this height and width."""
+
+
+Activation = Literal["relu", "gelu", "silu", "tanh"]
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "relu": jax.nn.relu,
+    "gelu": jax.nn.gelu,
+    "silu": jax.nn.silu,
+    "tanh": jnp.tanh,
+}
+assert set(ACTIVATIONS) == set(get_args(Activation))
+
+
+Normalisation = Literal["none", "layer", "rms"]
+Norm = eqx.nn.Identity | eqx.nn.LayerNorm | eqx.nn.RMSNorm
+
+
+def norm_layer(kind: Normalisation, size: int) -> Norm:
+    """Layer norm (Ba et al. 2016), or RMS norm, which has no bias (Zhang and Sennrich 2019)."""
+    match kind:
+        case "none":
+            return eqx.nn.Identity()
+        case "layer":
+            return eqx.nn.LayerNorm(size)
+        case "rms":
+            return eqx.nn.RMSNorm(size, use_bias=False)
+
+
+def he_linear(inputs: int, outputs: int, *, gain: float = 2, key: RandomKey) -> eqx.nn.Linear:
+    """A dense layer with weights of variance gain / inputs and zero bias.
+
+    A gain of 2 keeps the second moment through ReLU (He et al. 2015, eq. 10), 1 where no
+    nonlinearity follows.
+    """
+    structure_key, weight_key = jr.split(key)
+    linear = eqx.nn.Linear(inputs, outputs, key=structure_key)
+    weight = jnp.sqrt(gain / inputs) * jr.normal(weight_key, (outputs, inputs))
+    return eqx.tree_at(
+        lambda layer: (layer.weight, layer.bias), linear, (weight, jnp.zeros(outputs))
+    )
+
+
+def layer_keys(key: RandomKey | None, layers: int) -> list[RandomKey | None]:
+    """One dropout key for each layer, or none for each where there is no key."""
+    return [None] * layers if key is None else list(jr.split(key, layers))

@@ -1,0 +1,43 @@
+"""From a seed to named streams: the only place where a seed becomes randomness.
+
+A stream is derived from the seed by its name, so a new stream changes no other one. Both JAX's
+threefry `fold_in` and numpy's `SeedSequence` are hashes: neighbouring seeds share nothing.
+"""
+
+import hashlib
+
+import jax
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jaxtyping import Integer
+
+from mlp_research.shapes import HostOrDevice, RandomKey, RandomKeys
+
+SEEDS = 2**32
+"""Seeds are 0 to SEEDS - 1: what a JAX key holds without 64-bit mode."""
+
+
+def stream_key(seed: int, name: str) -> RandomKey:
+    """The key of the stream `name` ("init", "dropout", ...) of an experiment's seed."""
+    return jr.fold_in(jr.key(seed), _number(name))
+
+
+def example_keys(key: RandomKey, step: Integer[HostOrDevice, ""], batch_size: int) -> RandomKeys:
+    """One key for each example of a step, by its index in the global batch.
+
+    Neither the number of devices nor the length of a chunk enters.
+    """
+    step_key = jr.fold_in(key, step)
+    return jax.vmap(jr.fold_in, in_axes=(None, 0))(step_key, jnp.arange(batch_size))
+
+
+def order_generator(seed: int, epoch: int) -> np.random.Generator:
+    """The generator of one epoch's data order, independent over (seed, epoch)."""
+    sequence = np.random.SeedSequence([seed, _number("order"), epoch])
+    return np.random.Generator(np.random.Philox(sequence))
+
+
+def _number(name: str) -> int:
+    """32 bits that name a stream; unlike `hash`, the same in every process."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big")
