@@ -1,0 +1,168 @@
+"""The whole experiment as one frozen config: its JSON, its presets, its flags.
+
+`Config` holds what decides the numbers; `Execution` how this machine computes them, which by the
+laws changes no number but rounding.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, SerializeAsAny
+
+from mlp_research.datasets import DEFAULT_DIRECTORY, DataConfig
+from mlp_research.frozen import ConfigError, Failure, Frozen
+from mlp_research.models import MODELS, MLPConfig, ModelConfig
+from mlp_research.optimizers import (
+    OPTIMIZERS,
+    SCHEDULES,
+    AdamConfig,
+    AdamWConfig,
+    ConstantConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    WarmupCosineConfig,
+)
+from mlp_research.prng import SEEDS
+
+
+class TrainConfig(Frozen, frozen=True):
+    """How long, and on how much at once."""
+
+    epochs: PositiveInt = 10
+    """Passes over the training rows."""
+    batch_size: PositiveInt = 128
+    """Examples of one step, over all devices; the last partial batch of an epoch is left out."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the target spread over all classes (Szegedy et al. 2016)."""
+
+
+class EvaluationConfig(Frozen, frozen=True):
+    """What is evaluated after every epoch beside the validation rows."""
+
+    train_rows: NonNegativeInt = 0
+    """Evaluate this many of the first training rows every epoch."""
+    test: bool = False
+    """Evaluate the test set every epoch; without it the test set is looked at once, at the end."""
+
+
+def _of_kind(table: Mapping[str, type[Frozen]]) -> BeforeValidator:
+    """Lets a mapping, as read from JSON, choose its class by its `kind`."""
+
+    def choose(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        kind = str(value.get("kind"))
+        if kind not in table:
+            raise ConfigError(f"kind is {kind!r}: it must be one of {', '.join(table)}")
+        return table[kind](**value)
+
+    return BeforeValidator(choose)
+
+
+class Config(Frozen, frozen=True):
+    """What decides the numbers of a run."""
+
+    seed: Annotated[int, Field(ge=0, lt=SEEDS)] = 0
+    """The experiment's only source of chance: initial weights, data order, dropout."""
+    data: DataConfig = DataConfig()
+    model: Annotated[SerializeAsAny[ModelConfig], _of_kind(MODELS)] = MLPConfig()
+    optimizer: Annotated[SerializeAsAny[OptimizerConfig], _of_kind(OPTIMIZERS)] = AdamConfig()
+    schedule: Annotated[SerializeAsAny[ScheduleConfig], _of_kind(SCHEDULES)] = ConstantConfig()
+    train: TrainConfig = TrainConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+
+    def to_json(self) -> str:
+        return self.model_dump_json(indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, model: type[ModelConfig] | None = None) -> "Config":
+        """The config whose `to_json` this is. `model` reads the model of a config from outside.
+
+        Raises `ConfigError` for anything else.
+        """
+        try:
+            values = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"not JSON (line {error.lineno}: {error.msg})") from None
+        if not isinstance(values, dict):
+            raise ConfigError("not a config: the outermost value must be an object")
+        described = values.get("model")
+        if model is not None and isinstance(described, dict):
+            values["model"] = model(**described)
+        return cls(**values)
+
+
+def read_config(run_dir: Path, model: type[ModelConfig] | None = None) -> Config:
+    """The config of a run folder. `model` reads the model of a config from outside.
+
+    Raises `ConfigFileError` where there is none, or none that can be read.
+    """
+    path = run_dir / "config.json"
+    try:
+        return Config.from_json(path.read_text(encoding="utf-8"), model)
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigFileError(f"{run_dir} holds no run: there is no {path}") from None
+    except (OSError, UnicodeDecodeError, ConfigError) as error:
+        raise ConfigFileError(f"{path} cannot be used: {error}") from None
+
+
+class ConfigFileError(Failure):
+    """A run folder's config that is not there or cannot be used."""
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """One line for each field in which two dumped configs differ: `train.epochs is 10, not 20`."""
+    mine, others = _flat(one), _flat(other)
+    return [
+        f"{field} is {mine.get(field)!r}, not {others.get(field)!r}"
+        for field in sorted(mine.keys() | others.keys())
+        if mine.get(field) != others.get(field)
+    ]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    leaves = {}
+    for name, value in values.items():
+        if isinstance(value, dict):
+            leaves |= _flat(value, f"{prefix}{name}.")
+        else:
+            leaves[prefix + name] = value
+    return leaves
+
+
+class Execution(Frozen, frozen=True):
+    """How this machine computes a run. Nothing here changes a number by more than rounding."""
+
+    data_dir: Annotated[Path, tyro.conf.arg(name="data.dir")] = DEFAULT_DIRECTORY
+    """Folder with four IDX files, gzipped or raw."""
+    read_threads: Annotated[
+        Annotated[int, Field(ge=0, le=64)], tyro.conf.arg(name="data.read-threads")
+    ] = 0
+    """Threads that read ahead; of use only where the pixels come from a slow disk."""
+    resident: Annotated[bool | None, tyro.conf.arg(name="data.resident")] = None
+    """Keep the training rows on the device; by default where they are at most 1 GiB."""
+    steps_per_call: Annotated[PositiveInt, tyro.conf.arg(name="train.steps-per-call")] = 39
+    """Steps of one call of the compiled program."""
+    evaluation_batch_size: Annotated[PositiveInt, tyro.conf.arg(name="evaluation.batch-size")] = (
+        1000
+    )
+    """Examples evaluated at once, over all devices."""
+    mesh_data: Annotated[PositiveInt | None, tyro.conf.arg(name="mesh.data")] = None
+    """Devices over which each batch is spread; by default all."""
+
+
+PRESETS: dict[str, Config] = {
+    "default": Config(),
+    "lesson": Config(
+        data=DataConfig(validation=0), evaluation=EvaluationConfig(train_rows=5000, test=True)
+    ),
+    "clipped": Config(optimizer=AdamConfig(clip_norm=1.0)),
+    "warmup-cosine": Config(
+        optimizer=AdamWConfig(clip_norm=1.0),
+        schedule=WarmupCosineConfig(warmup_steps=1000, decay_steps=50_000),
+    ),
+}
+"""Named configs; `default` is what runs where none is named."""

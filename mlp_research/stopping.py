@@ -1,0 +1,40 @@
+"""Stopping by a signal without losing a step."""
+
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+
+class Stopped(Exception):
+    """The run was asked to stop by a signal, has saved its state, and can go on."""
+
+    def __init__(self, number: int, run_dir: Path):
+        super().__init__(
+            f"stopped by {signal.Signals(number).name}; the state is saved in {run_dir}"
+        )
+        self.signal = number
+        self.run_dir = run_dir
+
+
+class StopRequest:
+    """SIGTERM and Ctrl-C ask the loop to stop after its chunk; a second one interrupts at once."""
+
+    def __init__(self):
+        self.signal: int | None = None
+
+    def __enter__(self) -> "StopRequest":
+        # Only the main thread may handle signals; elsewhere (a notebook's worker) nothing changes.
+        main = threading.current_thread() is threading.main_thread()
+        signals = (signal.SIGTERM, signal.SIGINT) if main else ()
+        self._previous = {number: signal.signal(number, self._ask) for number in signals}
+        return self
+
+    def _ask(self, number: int, frame: Any) -> None:
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = number
+
+    def __exit__(self, *exception: Any) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)

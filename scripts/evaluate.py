@@ -1,0 +1,299 @@
+"""The exact numbers of a saved run: python scripts/evaluate.py RUN_DIR [--flag VALUE ...]."""
+
+import argparse
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import equinox as eqx
+import jax
+import numpy as np
+import tyro
+from jaxtyping import Array
+
+from mlp_research import command_line, figures, predictions, sharding
+from mlp_research.checkpoint import CheckpointError, Checkpoints
+from mlp_research.config import Config, Execution, differences, read_config
+from mlp_research.datasets import DEFAULT_DIRECTORY
+from mlp_research.experiment import Evaluation, Experiment
+from mlp_research.frozen import ConfigError
+from mlp_research.models import Model
+from mlp_research.report import Report, aligned
+from mlp_research.run_folder import RunFolderError
+from mlp_research.shapes import MaskedBatch, Split
+from mlp_research.step import Sums, TrainState, eval_step, scale_pixels
+
+WORST = 25
+"""How many of the most confident mistakes are shown."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Flags:
+    """What is evaluated."""
+
+    run_dir: Annotated[Path, tyro.conf.arg(metavar="RUN_DIR"), tyro.conf.Positional]
+    """Folder of the run; it may still be running. Only two pictures are written there."""
+    split: Literal["test", "validation", "train"] = "test"
+    """Rows that are evaluated."""
+    checkpoint: Literal["last", "best"] = "last"
+    """The newest state that was saved, or the best by validation accuracy."""
+    model: Annotated[str | None, tyro.conf.arg(metavar="FILE:NAME")] = None
+    """path.py:ConfigName of a model from outside: a run folder stores no code."""
+    data_dir: Annotated[Path | None, tyro.conf.arg(name="data.dir", metavar="PATH")] = None
+    """Folder with four IDX files; by default the one that the run was trained on."""
+    batch_size: Annotated[int, tyro.conf.arg(name="evaluation.batch-size")] = 1000
+    """Examples evaluated at once, over all devices."""
+    mesh_data: Annotated[int | None, tyro.conf.arg(name="mesh.data", metavar="INT")] = None
+    """Devices over which each batch is spread; by default all."""
+
+
+def main(argv: Sequence[str]) -> None:
+    flags = tyro.cli(Flags, args=argv, description="Evaluate a saved run, example by example.")
+    experiment = open_run(flags)
+    split = chosen_split(experiment, flags.split)
+    state = restore(experiment, flags)
+    evaluation, logits = answers(experiment, state.model, split)
+    chances = predictions.probabilities(logits)
+    counts = predictions.confusion_counts(split.labels, logits.argmax(axis=1), logits.shape[1])
+    report = Report()
+    about = facts(experiment, flags, int(state.step))
+    report.facts(about | numbers(evaluation, chances, split.labels))
+    for line in class_table(counts):
+        report.say(f"  {line}")
+    report.facts({"pictures": draw(experiment, flags, int(state.step), counts, chances, split)})
+    report.facts({"record": agreement(flags, int(state.step), evaluation)})
+
+
+def open_run(flags: Flags) -> Experiment:
+    """The experiment of a run folder, as it is: nothing is locked or written."""
+    model = None
+    if flags.model is not None:
+        model = command_line._model_class(flags.model, argparse.ArgumentParser())
+    config = read_config(flags.run_dir, model)
+    execution = Execution(
+        data_dir=flags.data_dir or trained_on(flags.run_dir),
+        evaluation_batch_size=flags.batch_size,
+        mesh_data=flags.mesh_data,
+    )
+    return Experiment.of(config, execution)
+
+
+def trained_on(run_dir: Path) -> Path:
+    """The data folder that environment.json names, or the default one where it names none."""
+    try:
+        starts = json.loads((run_dir / "environment.json").read_text(encoding="utf-8"))
+        return Path(starts[-1]["execution"]["data_dir"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return DEFAULT_DIRECTORY
+
+
+def chosen_split(experiment: Experiment, name: str) -> Split:
+    data = experiment.data
+    split = {"test": data.test, "validation": data.validation, "train": data.train}[name]
+    if not len(split):
+        raise ConfigError(
+            "the run holds out no validation rows (data.validation is 0): use --split test or train"
+        )
+    return split
+
+
+def restore(experiment: Experiment, flags: Flags) -> TrainState:
+    """The chosen checkpoint's state. A damaged one is an error: no other is taken in its place."""
+    directory = flags.run_dir / "checkpoints"
+    if not directory.is_dir():
+        raise CheckpointError(f"{flags.run_dir} holds no checkpoint yet")
+    template = eqx.filter_eval_shape(experiment.init)
+    with Checkpoints(directory, reading=True) as checkpoints:
+        step = chosen_step(checkpoints, flags, experiment.config)
+        state, notes = checkpoints.restore(step, template, sharding.replicated(experiment.mesh))
+    config = json.loads(experiment.config.to_json())
+    if notes["config"] != config:
+        edited = "; ".join(differences(notes["config"], config))
+        raise CheckpointError(f"config.json was edited after the run began: {edited}")
+    return state
+
+
+def chosen_step(checkpoints: Checkpoints, flags: Flags, config: Config) -> int:
+    if not checkpoints.steps:
+        raise CheckpointError(f"{flags.run_dir} holds no checkpoint yet")
+    if flags.checkpoint == "last":
+        return checkpoints.steps[-1]
+    if config.data.validation == 0:
+        raise ConfigError(
+            "no checkpoint is the best, for the run holds out no validation rows "
+            "(data.validation is 0): use --checkpoint last"
+        )
+    if checkpoints.best_step is None:
+        raise CheckpointError(
+            f"no checkpoint of {flags.run_dir} was validated yet, for no epoch has ended: "
+            "use --checkpoint last"
+        )
+    return checkpoints.best_step
+
+
+def answers(experiment: Experiment, model: Model, split: Split) -> tuple[Evaluation, np.ndarray]:
+    """(the run's own evaluation, logits [examples, classes]) of a model, by one program."""
+    kept = []
+
+    @eqx.filter_jit
+    def sums_and_logits(model: Model, batch: MaskedBatch) -> tuple[Sums, Array]:
+        evaluated = eqx.nn.inference_mode(model)
+        logits = jax.vmap(lambda image: evaluated(image))(scale_pixels(batch.images))
+        return sharding.replicate(experiment.mesh, (eval_step(model, batch), logits))
+
+    def step(model: Model, batch: MaskedBatch) -> Sums:
+        sums, logits = sums_and_logits(model, batch)
+        kept.append(np.asarray(logits))
+        return sums
+
+    evaluation = dataclasses.replace(experiment, eval_step=step).evaluate(model, split)
+    return evaluation, np.concatenate(kept)[: len(split)]
+
+
+def facts(experiment: Experiment, flags: Flags, step: int) -> dict[str, str]:
+    """What the numbers are of."""
+    total, length = experiment.plan.total_steps, experiment.plan.steps_per_epoch
+    standing = f"step {step:,} of {total:,}"
+    if step < total:
+        standing += f", after {step / length:.4g} of {experiment.plan.epochs} epochs"
+    return {
+        "run": str(flags.run_dir),
+        "state": f"{standing}, the {flags.checkpoint} that was saved",
+        "data": f"{flags.split} rows of {experiment.execution.data_dir}",
+    }
+
+
+def numbers(evaluation: Evaluation, chances: np.ndarray, labels: np.ndarray) -> dict[str, str]:
+    right = chances.argmax(axis=1) == labels
+    calibration = predictions.calibration_error(chances.max(axis=1), right)
+    return {
+        "accuracy": f"{100 * evaluation.accuracy:.2f} % "
+        f"({evaluation.correct} of {evaluation.total})",
+        "loss": f"{evaluation.loss:.9g} nats",
+        "calibration error": f"{100 * calibration:.3f} % (expected, {predictions.BINS} bins)",
+        "Brier score": f"{predictions.brier_score(chances, labels):.5f}",
+    }
+
+
+def class_table(counts: np.ndarray) -> list[str]:
+    """One line for each class. A class's accuracy is its recall."""
+
+    def percent(share: float) -> str:
+        return "-" if math.isnan(share) else f"{100 * share:.2f} %"
+
+    recall, precision = predictions.recall(counts), predictions.precision(counts)
+    rows = [
+        (
+            str(index),
+            f"{counts[index].sum():,}",
+            f"{counts[index, index]:,}",
+            percent(recall[index]),
+            percent(precision[index]),
+            most_taken_for(counts[index], index),
+        )
+        for index in range(len(counts))
+    ]
+    headings = ("class", "rows", "correct", "accuracy (recall)", "precision", "most taken for")
+    return aligned(headings, rows)
+
+
+def most_taken_for(row: np.ndarray, label: int) -> str:
+    """The class that a label's rows are most often mistaken for, and how often."""
+    mistakes = np.where(np.arange(len(row)) == label, 0, row)
+    return f"{mistakes.argmax()} ({mistakes.max()})" if mistakes.any() else "-"
+
+
+def draw(
+    experiment: Experiment,
+    flags: Flags,
+    step: int,
+    counts: np.ndarray,
+    chances: np.ndarray,
+    split: Split,
+) -> str:
+    """Write the confusion matrix and the worst mistakes into the run's folder; their names."""
+    ending = "".join(
+        f"-{choice}"
+        for choice, usual in ((flags.split, "test"), (flags.checkpoint, "last"))
+        if choice != usual
+    )
+    names = [f"confusion{ending}.png", f"worst{ending}.png"]
+    about = f"{flags.split} rows, step {step:,} of run {flags.run_dir.resolve().name}"
+    total, right = int(counts.sum()), int(counts.trace())
+    rows = predictions.worst(chances, split.labels, WORST)
+    captions = [
+        f"label {split.labels[row]}, predicted {chances[row].argmax()}\n"
+        f"{probability(chances[row].max())}, row {row}"
+        for row in rows
+    ]
+    images = split.images[rows].reshape(-1, *experiment.data.image_shape)
+    try:
+        figures.confusion(
+            flags.run_dir / names[0],
+            counts,
+            title=f"{right:,} of {total:,} right ({100 * right / total:.2f} %)\n{about}",
+        )
+        figures.images_sheet(
+            flags.run_dir / names[1],
+            images,
+            captions,
+            title=f"The most confident mistakes: {len(rows)} of {total - right:,}\n{about}",
+        )
+    except OSError as error:
+        raise RunFolderError(
+            f"the pictures cannot be written into {flags.run_dir}: {error.strerror or error}"
+        ) from None
+    return " ".join(names)
+
+
+def probability(chance: float) -> str:
+    """In percent; never 100 %, which a mistake does not have."""
+    return f"{100 * chance:.2f} %" if chance < 0.99995 else "> 99.99 %"
+
+
+def agreement(flags: Flags, step: int, evaluation: Evaluation) -> str:
+    """What the run itself wrote of this split at this step, and whether it is equal.
+
+    Raises `RunFolderError` where it is not.
+    """
+    record = recorded(flags, step)
+    if record is None:
+        return f"the run wrote nothing of its {flags.split} rows at step {step:,}"
+    where, written = record
+    counts_equal = all(written[name] == getattr(evaluation, name) for name in ("correct", "total"))
+    difference = abs(written["loss"] - evaluation.loss) / max(abs(written["loss"]), 1e-30)
+    if counts_equal and difference <= 1e-5:  # what other devices may round differently
+        return f"equal to {where}: the counts exactly, the loss to {difference:.1g}"
+    raise RunFolderError(
+        f"{where} says {written['correct']} of {written['total']} and loss {written['loss']:.9g}, "
+        f"not {evaluation.correct} of {evaluation.total} and {evaluation.loss:.9g}: "
+        "the data or the folder are not those of the run"
+    )
+
+
+def recorded(flags: Flags, step: int) -> tuple[str, dict[str, Any]] | None:
+    """(where it is written, the numbers) of the split at a step."""
+    result, metrics = flags.run_dir / "result.json", flags.run_dir / "metrics.jsonl"
+    try:
+        if result.exists():
+            summary = json.loads(result.read_text(encoding="utf-8"))
+            if summary["steps"] == step and summary.get(flags.split):
+                return result.name, summary[flags.split]
+        # A running run may be in the middle of its last line.
+        lines = metrics.read_bytes().split(b"\n")[:-1]
+        for line in reversed(lines):
+            values = json.loads(line)
+            if (values["split"], values["step"]) == (flags.split, step) and "total" in values:
+                return metrics.name, values
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise RunFolderError(
+            f"{result.name} or {metrics.name} in {flags.run_dir} cannot be read: {error}"
+        ) from None
+    return None
+
+
+if __name__ == "__main__":
+    command_line.run(main)
