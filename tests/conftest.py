@@ -1,0 +1,24 @@
+"""Eight CPU devices, no silent broadcasting between ranks, equal programs compiled once."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+# JAX reads these when it is imported; the processes that tests start inherit them.
+_compile_cache = tempfile.TemporaryDirectory(prefix="mlp-research-tests-")
+os.environ |= {
+    "JAX_NUM_CPU_DEVICES": "8",
+    "JAX_NUMPY_RANK_PROMOTION": "raise",
+    "JAX_COMPILATION_CACHE_DIR": _compile_cache.name,
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+}
+
+from tests.made import write_data  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small made data set; see `made.write_data`."""
+    return write_data(tmp_path_factory.mktemp("data"))

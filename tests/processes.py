@@ -1,0 +1,56 @@
+"""Scripts as a user starts them: in processes of their own."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+LIMIT = 120.0
+"""Seconds after which a process is taken to hang."""
+
+
+def environment() -> dict[str, str]:
+    """One CPU device, and messages that no narrow terminal wraps."""
+    return os.environ | {"JAX_NUM_CPU_DEVICES": "1", "COLUMNS": "200"}
+
+
+def start(script: str, *words: object, **extra: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / "scripts" / script), *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment() | extra,
+    )
+
+
+def run(script: str, *words: object, **extra: str) -> "subprocess.CompletedProcess[str]":
+    """A script's exit code and what it printed, white space folded: boxes wrap at any word."""
+    process = start(script, *words, **extra)
+    return finished(process)
+
+
+def finished(process: "subprocess.Popen[str]") -> "subprocess.CompletedProcess[str]":
+    try:
+        out, err = process.communicate(timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        raise AssertionError(f"still running after {LIMIT} s:\n{out}\n{err}") from None
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def signal_after_lines(
+    process: "subprocess.Popen[str]", metrics: Path, lines: int, number: signal.Signals
+) -> "subprocess.CompletedProcess[str]":
+    """Send a signal as soon as metrics.jsonl has so many lines, and wait for the end."""
+    deadline = time.monotonic() + LIMIT
+    while not metrics.exists() or metrics.read_bytes().count(b"\n") < lines:
+        assert process.poll() is None, f"ended before {lines} lines: {process.communicate()}"
+        assert time.monotonic() < deadline, f"no {lines} lines after {LIMIT} s"
+        time.sleep(0.002)
+    process.send_signal(number)
+    return finished(process)
