@@ -5,7 +5,9 @@ shape and CRC-32 of every array. A restore is strict; what does not fit or is da
 """
 
 import contextlib
+import logging
 import zlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +24,9 @@ from mlp_research.frozen import Failure
 KEPT = 2
 """How many of the newest checkpoints are kept, beside the best by validation."""
 
+METADATA = ("notes", "fingerprint", "validation_accuracy")
+"""What stands in each checkpoint beside the arrays."""
+
 State = TypeVar("State")
 
 
@@ -32,30 +37,37 @@ class CheckpointError(Failure):
 class Checkpoints:
     """The checkpoints of one run. Saving returns at once and goes on in the background."""
 
-    def __init__(self, directory: Path):
+    def __init__(self, directory: Path, *, reading: bool = False):
+        """`reading` leaves everything as it is, also what a run that goes on has half written."""
         self.directory = directory.absolute()
+        self._reading = reading
         self._open()
 
     def _open(self) -> None:
         from orbax.checkpoint import v1  # over a second to import
 
         ocp: Any = v1  # its annotations name types that are not its own
-        policies = ocp.training.preservation_policies
         self._orbax = ocp.training.Checkpointer(
             self.directory,
             save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
-            preservation_policy=policies.AnyPreservationPolicy(
-                [
-                    policies.LatestN(KEPT),
-                    policies.BestN(
-                        get_metric_fn=lambda metrics: metrics["validation_accuracy"],
-                        n=1,
-                        keep_checkpoints_without_metrics=False,
-                    ),
-                ]
-            ),
-            cleanup_tmp_directories=True,
+            preservation_policy=self,
+            cleanup_tmp_directories=not self._reading,
         )
+        self._scores: dict[int, float] = {}
+        for step in self.steps:
+            with contextlib.suppress(DamagedError):
+                score = self._metadata(step)["validation_accuracy"]
+                if score is not None:
+                    self._scores[step] = score
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
+        """Orbax asks which of its checkpoints to keep: the newest, and the best.
+
+        Its own keeper of the best reads a file of metrics for each, and fails where one is damaged.
+        """
+        steps = [checkpoint.step for checkpoint in checkpoints]
+        kept = {*sorted(steps)[-KEPT:], self.best_step}
+        return [step in kept for step in steps]
 
     @property
     def steps(self) -> list[int]:
@@ -65,12 +77,8 @@ class Checkpoints:
     @property
     def best_step(self) -> int | None:
         """The step of the best validation accuracy, the latest of equal ones."""
-        scored = [
-            (checkpoint.metrics["validation_accuracy"], checkpoint.step)
-            for checkpoint in self._orbax.checkpoints
-            if checkpoint.metrics
-        ]
-        return max(scored)[1] if scored else None
+        best = max(((score, step) for step, score in self._scores.items()), default=None)
+        return best and best[1]
 
     def save(
         self, step: int, state: PyTree, notes: dict, validation_accuracy: float | None
@@ -79,17 +87,14 @@ class Checkpoints:
         if step in self.steps:
             return
         arrays = eqx.filter(state, eqx.is_array)
-        metadata: Any = {"notes": notes, "fingerprint": fingerprint(arrays)}
-        metrics: Any = None
+        metadata: Any = {
+            "notes": notes,
+            "fingerprint": fingerprint(arrays),
+            "validation_accuracy": validation_accuracy,
+        }
         if validation_accuracy is not None:
-            metrics = {"validation_accuracy": validation_accuracy}
-        self._orbax.save_async(
-            step,
-            arrays,
-            force=True,
-            metrics=metrics,
-            custom_metadata=metadata,
-        )
+            self._scores[step] = validation_accuracy
+        self._orbax.save_async(step, by_path(arrays), force=True, custom_metadata=metadata)
 
     def restore(self, step: int, template: State, sharding: Sharding) -> tuple[State, dict]:
         """(state, notes) of a checkpoint, placed by `sharding`.
@@ -98,20 +103,23 @@ class Checkpoints:
         `CheckpointError` where the checkpoint does not fit it, `DamagedError` where it is damaged.
         """
         abstract, static = eqx.partition(template, _is_shape)
-        abstract = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), abstract
-        )
         metadata = self._metadata(step)
-        saved = metadata["fingerprint"]
-        _check_fits(step, saved, abstract)
+        saved, wanted = metadata["fingerprint"], by_path(abstract)
+        _check_fits(step, saved, fingerprint(abstract))
+        placed = {
+            path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
+            for path, leaf in wanted.items()
+        }
         try:
-            arrays = self._orbax.load(step, abstract)
+            with _quiet():
+                arrays = self._orbax.load(step, placed)
         except Exception as error:
             raise DamagedError(step, f"it does not load ({type(error).__name__})") from error
-        for path, (*_, checksum) in fingerprint(arrays).items():
-            if checksum != saved[path][2]:
+        restored = jax.tree.unflatten(jax.tree.structure(abstract), [arrays[p] for p in wanted])
+        for path, described in fingerprint(restored).items():
+            if described != saved[path]:
                 raise DamagedError(step, f"the content of {path} has changed since it was saved")
-        return eqx.combine(arrays, static), metadata["notes"]
+        return eqx.combine(restored, static), metadata["notes"]
 
     def restore_newest(
         self, template: State, sharding: Sharding
@@ -152,8 +160,9 @@ class Checkpoints:
 
     def _metadata(self, step: int) -> dict:
         try:
-            metadata: Any = self._orbax.metadata(step).custom_metadata
-            return {"notes": metadata["notes"], "fingerprint": metadata["fingerprint"]}
+            with _quiet():
+                metadata: Any = self._orbax.metadata(step).custom_metadata
+            return {name: metadata[name] for name in METADATA}
         except Exception as error:
             raise DamagedError(
                 step, f"its metadata do not load ({type(error).__name__})"
@@ -176,10 +185,15 @@ class DamagedError(CheckpointError):
         super().__init__(f"checkpoint {step} is damaged: {what}")
 
 
+def by_path(tree: PyTree) -> dict[str, Any]:
+    """Path -> leaf: all that is saved. What in a tree holds no array cannot make it not fit."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
+
+
 def fingerprint(tree: PyTree) -> dict[str, list]:
     """Path -> [dtype, shape, CRC-32 of the bytes] of each array; shapes alone have no CRC-32."""
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {jax.tree_util.keystr(path): _describe(leaf) for path, leaf in leaves}
+    return {path: _describe(leaf) for path, leaf in by_path(tree).items()}
 
 
 def _describe(leaf: Any) -> list:
@@ -191,12 +205,23 @@ def _describe(leaf: Any) -> list:
     return [*described, zlib.crc32(np.ascontiguousarray(leaf).tobytes())]
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Orbax logs at length what goes wrong; we say it in one sentence."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
 def _is_shape(leaf: Any) -> bool:
     return isinstance(leaf, jax.ShapeDtypeStruct)
 
 
-def _check_fits(step: int, saved: dict[str, list], template: PyTree) -> None:
-    wanted = fingerprint(template)
+def _check_fits(step: int, saved: dict[str, list], wanted: dict[str, list]) -> None:
     differences = [
         f"{path}: saved {_short(saved.get(path))}, wanted {_short(wanted.get(path))}"
         for path in sorted(saved.keys() | wanted.keys())

@@ -9,7 +9,7 @@ from typing import Annotated, Any, NoReturn, TypeVar
 
 import tyro
 
-from mlp_research import contracts
+from mlp_research import compile_cache, contracts
 from mlp_research.config import PRESETS, Config, ConfigFileError, Execution, read_config
 from mlp_research.contracts import ContractError
 from mlp_research.frozen import ConfigError, Failure
@@ -30,6 +30,8 @@ class RunFlags:
     """Folder of the run; by default runs/<preset>-<model>-seed<N>-<UTC time>."""
     resume: bool = False
     """Go on with the run in --run-dir; its config is the default of every flag."""
+    compile_cache: bool = True
+    """Keep compiled programs in the user's cache, so that the next start is quicker."""
 
 
 Flags = TypeVar("Flags", bound=RunFlags)
@@ -49,7 +51,7 @@ def parse(flags: type[Flags], argv: Sequence[str], description: str) -> tuple[st
     preset = rest.pop(0) if rest and not rest[0].startswith("-") else None
     if preset is not None and preset not in PRESETS:
         early.error(f"preset {preset!r} is unknown: choose one of {', '.join(PRESETS)}")
-    model = _model_class(kinds.model, early) if kinds.model else None
+    model = model_class(kinds.model) if kinds.model else None
     kept = _kept_config(rest, model)
     if kept is not None and preset is not None:
         early.error(f"--resume takes the config of the run folder: leave out the preset {preset}")
@@ -73,6 +75,8 @@ def parse(flags: type[Flags], argv: Sequence[str], description: str) -> tuple[st
         description=f"{description}\n\n{_choices()}",
         config=(tyro.conf.AvoidSubcommands,),
     )
+    if parsed.compile_cache:
+        compile_cache.enable()
     if parsed.resume and parsed.run_dir is None:
         early.error("--resume needs --run-dir: which run goes on?")
     return preset or "default", parsed
@@ -92,21 +96,25 @@ def _kept_config(rest: list[str], model: type[ModelConfig] | None) -> Config | N
         _exit(1, str(error))
 
 
-def _model_class(name: str, parser: argparse.ArgumentParser) -> type[ModelConfig]:
-    """A model's config from the table, or from a file of the user's own: `path.py:ConfigName`."""
+def model_class(name: str) -> type[ModelConfig]:
+    """A model's config from the table, or from a file of the user's own: `path.py:ConfigName`.
+
+    Raises `ConfigError` where there is none of this name.
+    """
     if name in MODELS:
         return MODELS[name]
     path, colon, class_name = name.rpartition(":")
     if not colon:
-        parser.error(
-            f"model {name!r} is unknown: choose one of {', '.join(MODELS)}, or path.py:ConfigName"
+        known = ", ".join(MODELS)
+        raise ConfigError(
+            f"model {name!r} is unknown: choose one of {known}, or path.py:ConfigName"
         )
     if not Path(path).is_file():
-        parser.error(f"--model {name}: there is no file {path}")
+        raise ConfigError(f"--model {name}: there is no file {path}")
     module = contracts.import_under_contracts(Path(path), Path(path).stem)
     found = vars(module).get(class_name)
     if not (isinstance(found, type) and issubclass(found, ModelConfig)):
-        parser.error(f"--model {name}: {path} has no ModelConfig named {class_name}")
+        raise ConfigError(f"--model {name}: {path} has no ModelConfig named {class_name}")
     return found
 
 

@@ -5,7 +5,7 @@ laws changes no number but rounding.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +21,7 @@ from mlp_research.optimizers import (
     AdamConfig,
     AdamWConfig,
     ConstantConfig,
+    OneCycleConfig,
     OptimizerConfig,
     ScheduleConfig,
     WarmupCosineConfig,
@@ -48,6 +49,22 @@ class EvaluationConfig(Frozen, frozen=True):
     """Evaluate the test set every epoch; without it the test set is looked at once, at the end."""
 
 
+Seed = Annotated[int, Field(ge=0, lt=SEEDS)]
+STREAMS = ("init", "order", "dropout")
+"""The streams of chance of a run."""
+
+
+class StreamsConfig(Frozen, frozen=True):
+    """Seeds of single streams, to let one kind of chance vary while the others are held."""
+
+    init: Seed | None = None
+    """Seed of the initial weights; by default the run's."""
+    order: Seed | None = None
+    """Seed of the data order; by default the run's."""
+    dropout: Seed | None = None
+    """Seed of the dropout masks; by default the run's."""
+
+
 def _of_kind(table: Mapping[str, type[Frozen]]) -> BeforeValidator:
     """Lets a mapping, as read from JSON, choose its class by its `kind`."""
 
@@ -56,7 +73,8 @@ def _of_kind(table: Mapping[str, type[Frozen]]) -> BeforeValidator:
             return value
         kind = str(value.get("kind"))
         if kind not in table:
-            raise ConfigError(f"kind is {kind!r}: it must be one of {', '.join(table)}")
+            outside = ", or --model path.py:ConfigName" if table is MODELS else ""
+            raise ConfigError(f"kind is {kind!r}: it must be one of {', '.join(table)}{outside}")
         return table[kind](**value)
 
     return BeforeValidator(choose)
@@ -65,8 +83,9 @@ def _of_kind(table: Mapping[str, type[Frozen]]) -> BeforeValidator:
 class Config(Frozen, frozen=True):
     """What decides the numbers of a run."""
 
-    seed: Annotated[int, Field(ge=0, lt=SEEDS)] = 0
+    seed: Seed = 0
     """The experiment's only source of chance: initial weights, data order, dropout."""
+    streams: StreamsConfig = StreamsConfig()
     data: DataConfig = DataConfig()
     model: Annotated[SerializeAsAny[ModelConfig], _of_kind(MODELS)] = MLPConfig()
     optimizer: Annotated[SerializeAsAny[OptimizerConfig], _of_kind(OPTIMIZERS)] = AdamConfig()
@@ -74,12 +93,18 @@ class Config(Frozen, frozen=True):
     train: TrainConfig = TrainConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
 
-    def to_json(self) -> str:
-        return self.model_dump_json(indent=2) + "\n"
+    def stream_seed(self, stream: str) -> int:
+        """The seed of a stream: its own where it has one, else the run's."""
+        own = getattr(self.streams, stream)
+        return self.seed if own is None else own
+
+    def to_json(self) -> Any:
+        """The config as a JSON value."""
+        return self.model_dump(mode="json")
 
     @classmethod
     def from_json(cls, text: str, model: type[ModelConfig] | None = None) -> "Config":
-        """The config whose `to_json` this is. `model` reads the model of a config from outside.
+        """The config that was written as JSON. `model` reads the model of a config from outside.
 
         Raises `ConfigError` for anything else.
         """
@@ -113,9 +138,9 @@ class ConfigFileError(Failure):
     """A run folder's config that is not there or cannot be used."""
 
 
-def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """One line for each field in which two dumped configs differ: `train.epochs is 10, not 20`."""
-    mine, others = _flat(one), _flat(other)
+def differences(one: Any, other: Any) -> list[str]:
+    """One line for each field in which two configs as JSON differ: `train.epochs is 10, not 20`."""
+    mine, others = dict(_leaves(one)), dict(_leaves(other))
     return [
         f"{field} is {mine.get(field)!r}, not {others.get(field)!r}"
         for field in sorted(mine.keys() | others.keys())
@@ -123,14 +148,16 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    leaves = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            leaves |= _flat(value, f"{prefix}{name}.")
-        else:
-            leaves[prefix + name] = value
-    return leaves
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """(path, value) of all that is no object and no list of objects."""
+    if isinstance(value, dict):
+        for name, part in value.items():
+            yield from _leaves(part, f"{path}.{name}" if path else name)
+    elif isinstance(value, list) and any(isinstance(part, dict) for part in value):
+        for index, part in enumerate(value):
+            yield from _leaves(part, f"{path}[{index}]")
+    else:
+        yield path, value
 
 
 class Execution(Frozen, frozen=True):
@@ -158,6 +185,19 @@ PRESETS: dict[str, Config] = {
     "default": Config(),
     "lesson": Config(
         data=DataConfig(validation=0), evaluation=EvaluationConfig(train_rows=5000, test=True)
+    ),
+    "fast": Config(
+        data=DataConfig(validation=0),
+        optimizer=AdamWConfig(learning_rate=3e-3),
+        schedule=OneCycleConfig(),
+        train=TrainConfig(epochs=3),
+    ),
+    "wide-dropout": Config(
+        data=DataConfig(validation=0),
+        model=MLPConfig(widths=(1024, 1024, 1024), dropout=0.5, input_dropout=0.2),
+        optimizer=AdamWConfig(learning_rate=1e-3),
+        schedule=OneCycleConfig(),
+        train=TrainConfig(epochs=30),
     ),
     "clipped": Config(optimizer=AdamConfig(clip_norm=1.0)),
     "warmup-cosine": Config(

@@ -34,7 +34,8 @@ CHECKED_MODULES = tuple(  # not config and frozen: pydantic validates those
     for name in (
         *("shapes", "prng", "datasets", "comparison", "figures", "report"),
         *("models", "objectives", "optimizers", "loader", "sharding", "checkpoint"),
-        *("step", "per_example", "curvature", "members", "run_folder", "fit", "testing"),
+        *("step", "per_example", "curvature", "anatomy", "experiment", "members"),
+        *("metrics_log", "run_folder", "run", "fit", "predictions", "testing"),
     )
 )
 _BEARTYPE = BeartypeConf(is_pep484_tower=True, is_color=False)  # as for pyright, an int is a float
@@ -93,15 +94,16 @@ def import_under_contracts(path: Path, module_name: str) -> types.ModuleType:
 
 def check(function: Callable) -> Callable:
     """The typechecker for `jaxtyped` and its import hook: beartype, but raising `ContractError`."""
-    checked = beartype(conf=_BEARTYPE)(function)
-    if checked is function:  # nothing is annotated
+    if not inspect.get_annotations(function):
         return function
+    # At the first call: a start pays only for the functions it uses.
+    checker = functools.cache(lambda: beartype(conf=_BEARTYPE)(function))
 
     @functools.wraps(function)
     def contract(*args, **kwargs):
         __tracebackhide__ = True  # pytest then points at the caller
         try:
-            return checked(*args, **kwargs)
+            return checker()(*args, **kwargs)
         except roar.BeartypeCallHintViolation as violation:
             paragraph = _call_paragraph(function, args, kwargs, violation)
         raise ContractError(paragraph)
@@ -112,8 +114,8 @@ def check(function: Callable) -> Callable:
 class Checked(eqx.Module):
     """A base for modules of your own, in notebooks and files which no hook reaches.
 
-    All fields are checked together after any `__init__`, what converters return included;
-    `__call__` is checked as the package's functions are. `eqx.tree_at` checks nothing.
+    All fields are checked together after any `__init__` and converter, and `__call__` at each call
+    unless it is no plain function, as under `eqx.filter_jit`. `eqx.tree_at` checks nothing.
     """
 
     def __init_subclass__(cls) -> None:

@@ -1,27 +1,32 @@
-"""A config made real: the data, the plan of the run, and its two compiled functions."""
+"""A config made real: the data, the plan of the run, and its compiled functions."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, Sharding
 
-from mlp_research import datasets, sharding
+from mlp_research import anatomy, datasets, sharding
 from mlp_research.config import Config, Execution
 from mlp_research.loader import ChunkPlan, Plan, evaluation_batches, row_chunks, train_chunks
 from mlp_research.models import Model
+from mlp_research.objectives import Sums
 from mlp_research.optimizers import Optimizer, Settings
 from mlp_research.prng import stream_key
-from mlp_research.shapes import AnyChunk, Batch, Split
+from mlp_research.shapes import AnyChunk, Batch, RandomKey, Split
 from mlp_research.step import (
     EvalStep,
+    StepMetrics,
     TrainState,
     TrainSteps,
     compile_eval_step,
     compile_train_steps,
     init_state,
+    train_step,
+    train_steps,
 )
 
 RESIDENT_BYTES = 2**30
@@ -37,6 +42,14 @@ class Evaluation:
     accuracy: float
     loss: float
     """Mean cross-entropy in nats."""
+
+    @classmethod
+    def of(cls, batches: list[Sums]) -> "Evaluation":
+        """From the sums of all batches, on the host: the one division is here."""
+        correct = sum(int(sums.correct) for sums in batches)
+        total = sum(int(sums.total) for sums in batches)
+        loss = sum(float(sums.loss) for sums in batches)
+        return cls(correct, total, correct / total, loss / total)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +67,8 @@ class Experiment:
     """The training rows on the device; None where each chunk brings its pixels."""
     train_steps: TrainSteps
     eval_step: EvalStep
+    initial_state: Callable[[RandomKey, RandomKey], TrainState]
+    """The state before the first step, from the keys of the streams "init" and "dropout"."""
 
     @classmethod
     def of(cls, config: Config, execution: Execution) -> "Experiment":
@@ -61,31 +76,60 @@ class Experiment:
         sharding.check_divides(mesh, config.train.batch_size, "train.batch_size")
         sharding.check_divides(mesh, execution.evaluation_batch_size, "evaluation.batch_size")
         data = datasets.load(execution.data_dir, config.data)
-        plan = Plan(config.seed, len(data.train), config.train.batch_size, config.train.epochs)
+        order = config.stream_seed("order")
+        plan = Plan(order, len(data.train), config.train.batch_size, config.train.epochs)
+        optimizer = Optimizer.of(config.optimizer, config.schedule, plan.total_steps)
         rows = Batch(data.train.images, data.train.labels)
         resident = execution.resident
         if resident is None:
             resident = rows.images.nbytes <= RESIDENT_BYTES
-        return cls(
+
+        def initial_state(init_key: RandomKey, dropout_key: RandomKey) -> TrainState:
+            model = config.model.build(data.image_shape, data.classes, key=init_key)
+            return sharding.replicate(mesh, init_state(model, optimizer, key=dropout_key))
+
+        experiment = cls(
             config=config,
             execution=execution,
             mesh=mesh,
             data=data,
             plan=plan,
-            optimizer=Optimizer.of(config.optimizer, config.schedule, plan.total_steps),
+            optimizer=optimizer,
             settings=Settings.of(config.optimizer, config.train.label_smoothing),
-            resident_rows=sharding.replicate(mesh, rows) if resident else None,
+            resident_rows=sharding.place(rows, sharding.replicated(mesh)) if resident else None,
             train_steps=compile_train_steps(mesh),
             eval_step=compile_eval_step(mesh),
+            initial_state=eqx.filter_jit(initial_state),
         )
+        experiment.template()  # a model that cannot be built is refused now
+        return experiment
+
+    @property
+    def marks(self) -> tuple[dict[str, int], ...]:
+        """What tells the lines of one member from another's: nothing, there is but one."""
+        return ({},)
+
+    @property
+    def configs(self) -> tuple[Config, ...]:
+        return (self.config,)
+
+    @property
+    def document(self) -> Any:
+        """What config.json holds."""
+        return self.config.to_json()
+
+    @property
+    def placement(self) -> Sharding:
+        """Where each array of the state lies."""
+        return sharding.replicated(self.mesh)
 
     def init(self) -> TrainState:
         """The state before the first step, from the seed alone."""
-        seed, data = self.config.seed, self.data
-        key = stream_key(seed, "init")
-        model = self.config.model.build(data.image_shape, data.classes, key=key)
-        state = init_state(model, self.optimizer, key=stream_key(seed, "dropout"))
-        return sharding.replicate(self.mesh, state)
+        return self.initial_state(*stream_keys(self.config))
+
+    def template(self) -> TrainState:
+        """The state by shapes alone."""
+        return eqx.filter_eval_shape(self.initial_state, *stream_keys(self.config))
 
     def chunk_plan(self, position: int) -> ChunkPlan:
         return self.plan.chunks(position, self.execution.steps_per_call)
@@ -102,37 +146,66 @@ class Experiment:
 
     def compile(self, state: TrainState) -> TrainState:
         """Compile both functions by a call that trains on no step and counts no row."""
-        chunk = next(self.chunks(0))
-        nothing = eqx.tree_at(lambda chunk: chunk.count, chunk, jnp.zeros_like(chunk.count))
-        state, _ = self.train_steps(state, self.settings, nothing)
-        self.evaluate(state.model, Split(self.data.test.images[:1], self.data.test.labels[:1]))
+        state, _ = self.train_steps(state, self.settings, without_steps(next(self.chunks(0))))
+        self.evaluate(state.model, self.data.test.rows(1))
         return state
 
     def evaluate(self, model: Model, split: Split) -> Evaluation:
-        """Loss and accuracy over every row. Sums leave the device; the one division is here."""
-        loss, correct, total = 0.0, 0, 0
-        for batch in evaluation_batches(split, self.execution.evaluation_batch_size):
-            placed = sharding.place_batch(self.mesh, batch)
-            sums = jax.device_get(self.eval_step(model, placed))
-            loss += float(sums.loss)
-            correct += int(sums.correct)
-            total += int(sums.total)
-        return Evaluation(correct, total, correct / total, loss / total)
+        """Loss and accuracy over every row of a split."""
+        batches = evaluation_batches(split, self.execution.evaluation_batch_size)
+        placed = (sharding.place_batch(self.mesh, batch) for batch in batches)
+        return Evaluation.of([jax.device_get(self.eval_step(model, batch)) for batch in placed])
+
+    def evaluate_each(self, model: Model, split: Split) -> list[Evaluation]:
+        """The evaluation of each member: of the one there is."""
+        return [self.evaluate(model, split)]
+
+    def split(self, metrics: StepMetrics) -> list[StepMetrics]:
+        """The metrics of each member: of the one there is."""
+        return [metrics]
 
     def evaluated_splits(self) -> dict[str, Split]:
         """What is evaluated after every epoch, by name."""
-        rows, train = self.config.evaluation.train_rows, self.data.train
+        rows, data = self.config.evaluation.train_rows, self.data
         splits = {
-            "train_rows": Split(train.images[:rows], train.labels[:rows]),
-            "validation": self.data.validation,
-            "test": self.data.test,
+            "train_rows": data.train.rows(rows) if rows else None,
+            "validation": data.validation if len(data.validation) else None,
+            "test": data.test if self.config.evaluation.test else None,
         }
-        wanted = {
-            "train_rows": rows > 0,
-            "validation": len(self.data.validation) > 0,
-            "test": self.config.evaluation.test,
+        return {name: split for name, split in splits.items() if split is not None}
+
+    def layers(self) -> list[anatomy.Layer]:
+        """What the model is made of."""
+        keys = stream_keys(self.config)
+        model = eqx.filter_eval_shape(self.initial_state, *keys).model
+        return anatomy.layers(model, self.data.train.images.shape[1], keys[1])
+
+    def step_program(self) -> jax.stages.Lowered:
+        """One training step, traced and not compiled: what its costs are read from."""
+        train = self.data.train
+        rows = Batch(train.images, train.labels)
+        size = self.plan.batch_size
+        batch = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((size, *leaf.shape[1:]), leaf.dtype), rows
+        )
+        return anatomy.lowered(train_step, self.template(), self.settings, batch)
+
+    def cost(self) -> dict[str, str]:
+        """Operations and memory, from XLA's own analysis of the programs that a run compiles."""
+        step = anatomy.operations(self.step_program())
+        chunk = next(self.chunks(0))
+        program = anatomy.lowered(train_steps, self.template(), self.settings, chunk).compile()
+        memory: Any = program.memory_analysis()
+        parts = {
+            "arguments": memory.argument_size_in_bytes,
+            "results": memory.output_size_in_bytes,
+            "temporary": memory.temp_size_in_bytes,
         }
-        return {name: split for name, split in splits.items() if wanted[name]}
+        return {
+            "work": f"{step:.3g} floating-point operations a step, "
+            f"{step * self.plan.total_steps:.3g} a run",
+            "memory": ", ".join(f"{size / 1e6:,.1f} MB {name}" for name, size in parts.items()),
+        }
 
     def facts(self, step: int) -> dict[str, str]:
         """What a run says it is before it starts at `step`."""
@@ -148,10 +221,12 @@ class Experiment:
         }
 
 
-def parameter_table(model: Model) -> list[tuple[str, str, int]]:
-    """(path, shape, number of parameters) of each array that is trained."""
-    leaves = jax.tree_util.tree_flatten_with_path(eqx.filter(model, eqx.is_inexact_array))[0]
-    return [
-        (jax.tree_util.keystr(path).lstrip("."), "x".join(map(str, leaf.shape)), int(leaf.size))
-        for path, leaf in leaves
-    ]
+def stream_keys(config: Config) -> tuple[RandomKey, RandomKey]:
+    """The keys of the streams "init" and "dropout"."""
+    init, dropout = (stream_key(config.stream_seed(name), name) for name in ("init", "dropout"))
+    return init, dropout
+
+
+def without_steps(chunk: AnyChunk) -> AnyChunk:
+    """The chunk with no real step: it compiles the program and trains nothing."""
+    return eqx.tree_at(lambda chunk: chunk.count, chunk, jnp.zeros_like(chunk.count))

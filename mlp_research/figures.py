@@ -95,7 +95,7 @@ def curves(
         handles, labels = loss.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
         figure.align_ylabels()
-        figure.suptitle(title, wrap=True)
+        _write_title(figure, title)
 
 
 def confusion(
@@ -134,7 +134,7 @@ def confusion(
         ticks = MaxNLocator(nbins=8, integer=True, min_n_ticks=1)
         bar = figure.colorbar(image, shrink=0.7, label="mistakes", ticks=ticks)
         bar.outline.set_visible(False)
-        figure.suptitle(title, wrap=True)
+        _write_title(figure, title)
 
 
 def images_sheet(
@@ -156,13 +156,13 @@ def images_sheet(
         for panel, image, caption in zip(panels, images, captions, strict=False):
             panel.imshow(image, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
             panel.set_title(caption, fontsize=8.5)
-        figure.suptitle(title, wrap=True)
+        _write_title(figure, title)
 
 
 @contextlib.contextmanager
 def _figure(path: Path, size: tuple[float, float]) -> Iterator["Figure"]:
     """An empty figure that is written to a PNG file on leaving; the file is whole or not there."""
-    # Most of a second to import.
+    # Half a second to import.
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -179,6 +179,10 @@ def _figure(path: Path, size: tuple[float, float]) -> Iterator["Figure"]:
             beside.replace(path)
         finally:
             beside.unlink(missing_ok=True)
+
+
+def _write_title(figure: "Figure", title: str) -> None:
+    figure.suptitle(title.replace("$", r"\$"), wrap=True)  # between dollars stands a formula
 
 
 def _column(lines: Sequence[Line], name: str) -> list[Any]:

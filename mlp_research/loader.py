@@ -7,7 +7,7 @@ second map gathers them. The position is one integer, the number of steps taken.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -93,6 +93,19 @@ class ChunkPlan:
             start = (self.position // length + 1 + epochs) * length + chunk * self.capacity
         return start, min(self.capacity, length - start % length)
 
+    def rows(self, index: int) -> tuple[Int32[np.ndarray, "capacity batch"], np.ndarray]:
+        """(rows of each step of a chunk, number of real steps)."""
+        start, count = self.span(int(index))
+        # Unused room is filled with the chunk's own first row: never trained on, always legal.
+        rows = np.empty((self.capacity, self.plan.batch_size), np.int32)
+        rows[:count] = self.plan.indices(start, count)
+        rows[count:] = rows[0, 0]
+        return rows, np.asarray(np.int32(count))
+
+    def spans(self) -> Iterator[tuple[int, int]]:
+        """The span of every chunk in turn."""
+        return map(self.span, range(len(self)))
+
     @property
     def _first_epoch_chunks(self) -> int:
         length = self.plan.steps_per_epoch
@@ -122,19 +135,23 @@ def row_chunks(chunks: ChunkPlan, data: Batch) -> Iterator[RowChunk]:
         yield RowChunk(data, rows, count)
 
 
+def member_chunks(members: Sequence[ChunkPlan], data: Batch) -> Iterator[RowChunk]:
+    """Stream the plans of many members side by side: rows [members, K, batch] of `data`."""
+    import grain
+
+    def plan(index: int) -> tuple[np.ndarray, np.ndarray]:
+        rows, counts = zip(*(chunks.rows(index) for chunks in members), strict=True)
+        return np.stack(rows), counts[0]
+
+    for rows, count in _stream(grain.MapDataset.range(len(members[0])).map(plan)):
+        yield RowChunk(data, rows, count)
+
+
 def _planned(chunks: ChunkPlan) -> grain.MapDataset:
     """The plan as a Grain dataset of (rows [K, batch], count)."""
     import grain  # over a second to import: not paid by commands that train nothing
 
-    def plan(index: int) -> tuple[np.ndarray, np.ndarray]:
-        start, count = chunks.span(int(index))
-        # Unused room is filled with the chunk's own first row: never trained on, always legal.
-        rows = np.empty((chunks.capacity, chunks.plan.batch_size), np.int32)
-        rows[:count] = chunks.plan.indices(start, count)
-        rows[count:] = rows[0, 0]
-        return rows, np.asarray(np.int32(count))
-
-    return grain.MapDataset.range(len(chunks)).map(plan)
+    return grain.MapDataset.range(len(chunks)).map(chunks.rows)
 
 
 def _stream(dataset: grain.MapDataset, read_threads: int = 0) -> Iterator[Any]:

@@ -2,6 +2,7 @@
 
 import math
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,13 @@ COLUMNS = {
     "images/s": 9,
 }
 """Headings of an epoch's row and their widths: all of them fit on 80 columns."""
-SPLITS = {"train_rows": "rows %", "validation": "valid %", "test": "test %"}
+ACCURACIES = {
+    "accuracy": "train %",
+    "train_rows": "rows %",
+    "validation": "valid %",
+    "test": "test %",
+}
+"""Heading of each accuracy that an epoch's row may hold, by its name."""
 
 
 @runtime_checkable
@@ -32,6 +39,20 @@ class Stream(Protocol):
     def write(self, text: str, /) -> Any: ...
     def flush(self) -> Any: ...
     def isatty(self) -> bool: ...
+
+
+@runtime_checkable
+class LayerRow(Protocol):
+    """What is shown of a layer."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def output(self) -> str: ...
+    @property
+    def parameters(self) -> int: ...
 
 
 class Report:
@@ -64,36 +85,43 @@ class Report:
         if self._bar is not None:
             self._bar.print_above(text)
         elif not self._quiet:
-            print(text, file=self._stream or sys.stdout, flush=True)
+            output: Any = self._stream or sys.stdout
+            try:
+                print(text, file=output, flush=True)
+            except BrokenPipeError:
+                # Its reader has gone, as `head` does: the run goes on and says nothing more.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
 
-    def describe(self, facts: Mapping[str, str], layers: Sequence[tuple[str, str, int]]) -> None:
-        """What the run is. `layers` are (path, shape, number of parameters)."""
+    def describe(self, facts: Mapping[str, object], layers: Sequence[LayerRow]) -> None:
+        """What the run is, and what its model is made of."""
         self.facts(facts)
-        rows = [(path, shape, f"{parameters:,}") for path, shape, parameters in layers]
-        total = sum(parameters for *_, parameters in layers)
-        rows.append(("all", "", f"{total:,}"))
-        for line in aligned(("parameters", "shape", "number"), rows):
+        rows = [
+            (layer.path or "the model's own", layer.kind, layer.output, f"{layer.parameters:,}")
+            for layer in layers
+        ]
+        rows.append(("all", "", "", f"{sum(layer.parameters for layer in layers):,}"))
+        for line in aligned(("layer", "kind", "output", "parameters"), rows, left=2):
             self.say(f"  {line}")
 
-    def facts(self, facts: Mapping[str, str]) -> None:
+    def facts(self, facts: Mapping[str, object]) -> None:
         """One line for each fact, its name before it."""
         width = max(8, *map(len, facts))
         for name, value in facts.items():
             self.say(f"{name:<{width}} {value}")
 
-    def epoch(self, means: Mapping[str, Any], evaluations: Mapping[str, Any]) -> None:
-        """One row: the epoch's means and the accuracy of each evaluated split, in percent."""
+    def epoch(self, row: Mapping[str, Any]) -> None:
+        """One line of the table: the epoch's means, and the accuracy of each evaluated split."""
         cells = {
-            "epoch": str(means["epoch"]),
-            "step": str(means["step"]),
-            "loss": f"{means['loss']:.4f}",
-            "train %": f"{100 * means['accuracy']:.2f}",
+            "epoch": str(row["epoch"]),
+            "step": str(row["step"]),
+            "loss": f"{row['loss']:.4f}",
             **{
-                SPLITS[split]: f"{100 * evaluation.accuracy:.2f}"
-                for split, evaluation in evaluations.items()
+                heading: f"{100 * row[name]:.2f}"
+                for name, heading in ACCURACIES.items()
+                if name in row
             },
-            "grad norm": f"{means['gradient_norm']:.3f}",
-            "images/s": f"{means['images_per_second']:,.0f}",
+            "grad norm": f"{row['gradient_norm']:.3f}",
+            "images/s": f"{row['images_per_second']:,.0f}",
         }
         if not self._has_heading:
             self.say("  ".join(f"{heading:>{COLUMNS[heading]}}" for heading in cells))
@@ -103,19 +131,27 @@ class Report:
     def progress(self, position: int, total: int, images_per_second: float) -> None:
         """The run stands at step `position` of `total`: drawn on a terminal, and not too often."""
         if self._bar is None:
-            if self._quiet or not is_terminal(self._stream or sys.stdout):
+            if self._quiet or not (self._stream or sys.stdout).isatty():
                 return
             self._bar = _Bar(self._stream or sys.stdout, self._clock, position)
         self._bar.move(position, total, images_per_second)
 
-    def result(self, summary: Mapping[str, Any], run_dir: Path) -> None:
+    def result(self, summaries: Sequence[Mapping[str, Any]], run_dir: Path) -> None:
+        """The test result, with many members its mean and range, and where it is written."""
         self._remove_bar()
-        test = summary["test"]
+        shares = [100 * summary["test"]["accuracy"] for summary in summaries]
+        if len(summaries) == 1:
+            test = summaries[0]["test"]
+            text = f"{shares[0]:.2f} % ({test['correct']} of {test['total']})"
+        else:
+            mean = statistics.fmean(shares)
+            text = f"mean {mean:.2f} % of {len(shares)}, {min(shares):.2f} to {max(shares):.2f} %"
+        loss = statistics.fmean(summary["test"]["loss"] for summary in summaries)
+        seconds = summaries[0]["train_seconds"]
         self.facts(
             {
-                "test": f"{100 * test['accuracy']:.2f} % ({test['correct']} of {test['total']}), "
-                f"loss {test['loss']:.4f}; trained in {summary['train_seconds']:.1f} s",
-                "result": str(run_dir / "result.json"),
+                "test": f"{text}, loss {loss:.4f}; trained in {seconds:.1f} s",
+                "result": run_dir / "result.json",
             }
         )
 
@@ -143,7 +179,7 @@ class _Bar:
             auto_refresh=False,  # a thread would take time from the training
             transient=True,
             redirect_stdout=stream is sys.stdout,
-            redirect_stderr=is_terminal(sys.stderr),
+            redirect_stderr=sys.stderr.isatty(),
         )
         self._live.start()
         self._console.show_cursor(True)  # a killed process cannot bring it back
@@ -157,7 +193,8 @@ class _Bar:
             f"step {position:,} of {total:,}  {images_per_second:,.0f} images/s  "
             f"{self._time_left(now, position, total)} left"
         )
-        self._live.update(_line(position, total, text), refresh=True)
+        width = self._console.width - len("^C ")  # a Ctrl-C is echoed there, and must not wrap
+        self._live.update(_line(position, total, text, width), refresh=True)
 
     def _time_left(self, now: float, position: int, total: int) -> str:
         """From all steps since the bar began, evaluations included, so that it does not flutter."""
@@ -173,21 +210,17 @@ class _Bar:
         self._live.stop()
 
 
-def _line(position: int, total: int, text: str) -> Any:
+def _line(position: int, total: int, text: str, width: int) -> Any:
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
 
     line = Table.grid(padding=(0, 2), expand=True)
+    line.width = width
     line.add_column(ratio=1)
     line.add_column(no_wrap=True)
     line.add_row(ProgressBar(total=total, completed=position), Text(text))
     return line
-
-
-def is_terminal(stream: Stream) -> bool:
-    """Whether a bar can be drawn on a stream. No variable of the environment makes a file one."""
-    return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def duration(seconds: float) -> str:
@@ -197,13 +230,13 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table: the first column to the left, the others to the right."""
+def aligned(headings: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+    """The lines of a table: the first `left` columns to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
-    return [
-        "  ".join(
-            [cells[0].ljust(widths[0])]
-            + [cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True)]
-        ).rstrip()
-        for cells in (headings, *rows)
-    ]
+
+    def line(cells: Sequence[str]) -> str:
+        sides = "<" * left + ">" * (len(cells) - left)
+        padded = zip(cells, sides, widths, strict=True)
+        return "  ".join(f"{cell:{side}{width}}" for cell, side, width in padded).rstrip()
+
+    return [line(cells) for cells in (headings, *rows)]

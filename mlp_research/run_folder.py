@@ -4,22 +4,22 @@ import contextlib
 import datetime
 import importlib.metadata
 import json
-import math
 import os
 import socket
 import subprocess
 import sys
-import zlib
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import filelock
 import jax
-import numpy as np
 
-from mlp_research.config import Config, Execution, differences, read_config
+from mlp_research import figures
+from mlp_research.config import Config, Execution, differences
 from mlp_research.frozen import Failure
-from mlp_research.step import StepMetrics
+from mlp_research.metrics_log import MetricsLog
 
 PACKAGES = ("jax", "jaxlib", "equinox", "optax", "orbax-checkpoint", "grain", "numpy", "jaxtyping")
 
@@ -34,14 +34,24 @@ def default_run_dir(preset: str, config: Config) -> Path:
     return Path("runs") / f"{preset}-{config.model.kind}-seed{config.seed}-{now:%Y%m%d-%H%M%S}"
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """The file is the old one or the new one, whatever happens."""
     beside = path.with_name(path.name + ".part")
-    with beside.open("w", encoding="utf-8") as file:
-        file.write(text)
+    with beside.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())
     beside.replace(path)
+
+
+def read_json(path: Path) -> Any:
+    """The value of a JSON file. Raises `RunFolderError` where there is none."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunFolderError(f"{path.parent} holds no run: there is no {path}") from None
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"{path} cannot be read: {error}") from None
 
 
 class RunFolder:
@@ -51,25 +61,26 @@ class RunFolder:
         self.path = path
         self._lock = filelock.FileLock(path / ".lock", blocking=False)
         self._owner = path / ".owner.json"
-        self._metrics_checksum = 0
-        self.steps: list[dict[str, Any]] = []
-        """The step lines of the epoch that was last written to."""
-        self.epochs: list[dict[str, Any]] = []
-        """The lines of all epochs (split "epoch")."""
+        self.metrics = MetricsLog(path / "metrics.jsonl")
+        self._writer: Any = None
+        self.left_behind: str | None = None
+        """Who held the folder last, if that process ended without letting go of it."""
 
     @classmethod
-    def open(cls, path: Path, config: Config, *, resume: bool) -> "RunFolder":
+    def open(cls, path: Path, config: Any, *, resume: bool) -> "RunFolder":
         """A folder for a new run, or the folder of a run that goes on, held until it is closed.
 
-        Refused: a new run where there is one already, a resumed one with another config, a folder
-        that another process holds or that cannot be written.
+        `config` is the JSON value of config.json. Refused: a new run where there is one already, a
+        resumed one with another config, a folder that another process holds or that cannot be
+        written.
         """
+        written = path / "config.json"
         if resume:
-            saved = read_config(path, type(config.model))
+            saved = read_json(written)
             if saved != config:
-                different = "; ".join(differences(saved.model_dump(), config.model_dump()))
+                different = "; ".join(differences(saved, config))
                 raise RunFolderError(f"{path} holds a run with another config: {different}")
-        elif (path / "config.json").exists():
+        elif written.exists():
             raise RunFolderError(
                 f"{path} already holds a run: go on with it by --resume, or choose another folder"
             )
@@ -78,7 +89,7 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
             folder._acquire()
             if not resume:
-                write_atomically(path / "config.json", config.to_json())
+                write_atomically(written, json.dumps(config, indent=2) + "\n")
         except OSError as error:
             folder.close()
             raise RunFolderError(f"{path} cannot be written: {error.strerror or error}") from None
@@ -105,6 +116,8 @@ class RunFolder:
             return "another process"
 
     def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
         if self._lock.is_locked:
             with contextlib.suppress(OSError):
                 self._owner.unlink(missing_ok=True)
@@ -120,51 +133,6 @@ class RunFolder:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
-    def append(self, lines: list[dict[str, Any]]) -> None:
-        """Add lines to metrics.jsonl."""
-        content = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode()
-        with self._metrics_path.open("ab") as file:
-            file.write(content)
-        self._metrics_checksum = zlib.crc32(content, self._metrics_checksum)
-        self._remember(lines)
-
-    def _remember(self, lines: list[dict[str, Any]]) -> None:
-        self.epochs += [line for line in lines if line["split"] == "epoch"]
-        steps = self.steps + [line for line in lines if line["split"] == "train"]
-        self.steps = [line for line in steps if line["epoch"] == steps[-1]["epoch"]]
-
-    def means(self) -> dict[str, float]:
-        """Means over the step lines of the epoch, which a resume has read back exactly."""
-        return {
-            name: math.fsum(line[name] for line in self.steps) / len(self.steps)
-            for name in ("loss", "accuracy", "gradient_norm")
-        }
-
-    def position(self) -> dict[str, int]:
-        """Length and CRC-32 of metrics.jsonl, made durable: what a checkpoint notes."""
-        with self._metrics_path.open("ab") as file:
-            os.fsync(file.fileno())
-            length = file.tell()
-        return {"bytes": length, "crc32": self._metrics_checksum}
-
-    def rewind(self, position: dict[str, int] | None) -> None:
-        """Cut metrics.jsonl back to a checkpoint's position; None is the run's beginning.
-
-        Raises `RunFolderError` where the lines before the position are not what was written.
-        """
-        length, checksum = (position["bytes"], position["crc32"]) if position else (0, 0)
-        content = self._metrics_path.read_bytes() if self._metrics_path.exists() else b""
-        if zlib.crc32(content[:length]) != checksum or len(content) < length:
-            raise RunFolderError(
-                f"{self._metrics_path} was changed since the checkpoint: its first {length} bytes "
-                "are not the lines of the run. Put the file back, or start a new run."
-            )
-        if len(content) > length:
-            os.truncate(self._metrics_path, length)
-        self._metrics_checksum = checksum
-        self.steps, self.epochs = [], []
-        self._remember([json.loads(line) for line in content[:length].splitlines()])
-
     def write_environment(self, execution: Execution, mesh_shape: dict[str, int]) -> None:
         """Add this start of the run to environment.json: a list, one entry for each start."""
         path = self.path / "environment.json"
@@ -174,34 +142,48 @@ class RunFolder:
         starts.append(environment(execution, mesh_shape))
         write_atomically(path, json.dumps(starts, indent=2) + "\n")
 
-    def write_result(self, result: dict[str, Any]) -> None:
+    def write_scalars(self, epoch: int, scalars: Mapping[str, float]) -> None:
+        """A point of each named curve in TensorBoard, over epochs.
+
+        The first call of a start hides what an interrupted one left from this epoch on.
+        """
+        # Not SummaryWriter: it writes behind a queue, and its flush does not wait for it.
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto import event_pb2
+        from tensorboardX.summary import scalar
+
+        proto: Any = event_pb2  # its classes are made when it is imported
+        if self._writer is None:
+            folder = self.path / "tensorboard"
+            folder.mkdir(exist_ok=True)
+            self._writer = EventsWriter(str(folder / "events"), f".{epoch:06}")
+            start = proto.SessionLog(status=proto.SessionLog.START)
+            event = proto.Event(wall_time=time.time(), step=epoch, session_log=start)
+            self._writer.write_event(event)
+        for name, value in scalars.items():
+            event = proto.Event(wall_time=time.time(), step=epoch, summary=scalar(name, value))
+            self._writer.write_event(event)
+        self._writer.flush()
+
+    def draw_curves(self, clip_norm: float | None, title: str) -> None:
+        """Draw curves.png from metrics.jsonl; of many members, the first that went to the end."""
+        lines = self.metrics.read()
+        member = lines[-1].get("member")
+        finished = [line for line in lines if line["step"] == lines[-1]["step"]]
+        if member is not None:
+            member = min(line["member"] for line in finished)
+        mine = [line for line in lines if line.get("member") == member]
+        figures.curves(
+            self.path / "curves.png",
+            [line for line in mine if line["split"] == "train"],
+            [line for line in mine if line["split"] == "epoch"],
+            [line for line in mine if "total" in line],
+            clip_norm,
+            title=f"{self.path.resolve().name}: {title}",
+        )
+
+    def write_result(self, result: Any) -> None:
         write_atomically(self.path / "result.json", json.dumps(result, indent=2) + "\n")
-
-    @property
-    def _metrics_path(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-
-def step_lines(
-    metrics: StepMetrics, count: int, start: int, steps_per_epoch: int, batch_size: int
-) -> list[dict[str, Any]]:
-    """The lines of the first `count` steps after `start`, from metrics on the host."""
-    columns = {
-        "loss": metrics.loss.tolist(),
-        "accuracy": (np.asarray(metrics.correct) / batch_size).tolist(),
-        "gradient_norm": metrics.gradient_norm.tolist(),
-        "clipped": metrics.clipped.tolist(),
-        "learning_rate": metrics.learning_rate.tolist(),
-    }
-    return [
-        {
-            "split": "train",
-            "step": step + 1,
-            "epoch": step // steps_per_epoch + 1,
-            **{name: values[step - start] for name, values in columns.items()},
-        }
-        for step in range(start, start + count)
-    ]
 
 
 def environment(execution: Execution, mesh_shape: dict[str, int]) -> dict[str, Any]:
@@ -218,7 +200,8 @@ def environment(execution: Execution, mesh_shape: dict[str, int]) -> dict[str, A
             "count": len(devices),
         },
         "mesh": mesh_shape,
-        "execution": execution.model_dump(mode="json"),
+        "execution": execution.model_dump(mode="json")
+        | {"data_dir": str(execution.data_dir.resolve())},
         "git": _git_state(),
     }
 

@@ -35,6 +35,10 @@ class Split(eqx.Module):
     def __len__(self) -> int:
         return len(self.labels)
 
+    def rows(self, count: int) -> "Split":
+        """The first `count` rows."""
+        return Split(self.images[:count], self.labels[:count])
+
 
 class Batch(eqx.Module):
     """The examples of one optimizer step; with a leading axis, of several steps."""

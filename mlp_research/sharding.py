@@ -1,13 +1,13 @@
 """The mesh: where arrays lie. One device is a mesh of one."""
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from mlp_research.frozen import ConfigError
-from mlp_research.shapes import AnyChunk, MaskedBatch
+from mlp_research.shapes import AnyChunk, MaskedBatch, RowChunk
 
 Tree = TypeVar("Tree")
 
@@ -43,17 +43,42 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def replicate(mesh: Mesh, tree: Tree) -> Tree:
-    """The tree with each array whole on every device; inside a compiled function, a constraint."""
+    """Inside a compiled function: each array of the tree is whole on every device."""
     return eqx.filter_shard(tree, replicated(mesh))
+
+
+def place(tree: Tree, placement: Sharding) -> Tree:
+    """The tree with its arrays moved to where they are to lie."""
+    arrays, rest = eqx.partition(tree, eqx.is_array)
+    return eqx.combine(jax.device_put(arrays, placement), rest)
 
 
 def place_chunk(mesh: Mesh, chunk: AnyChunk) -> AnyChunk:
     """Each batch of the chunk spread over the axis `data`."""
-    steps = jax.device_put(chunk.steps, NamedSharding(mesh, PartitionSpec(None, "data")))
-    count = jax.device_put(chunk.count, replicated(mesh))
-    return eqx.tree_at(lambda chunk: (chunk.steps, chunk.count), chunk, (steps, count))
+    return _placed(mesh, chunk, PartitionSpec(None, "data"))
 
 
 def place_batch(mesh: Mesh, batch: MaskedBatch) -> MaskedBatch:
     """The rows of an evaluation batch spread over the axis `data`."""
     return jax.device_put(batch, NamedSharding(mesh, PartitionSpec("data")))
+
+
+def member_mesh() -> Mesh:
+    """A mesh of all devices whose axis `member` holds the members of one program."""
+    return jax.make_mesh((jax.device_count(),), ("member",), (AxisType.Auto,))
+
+
+def over_members(mesh: Mesh) -> NamedSharding:
+    """The leading axis spread over the axis `member`."""
+    return NamedSharding(mesh, PartitionSpec("member"))
+
+
+def place_member_chunk(mesh: Mesh, chunk: RowChunk) -> RowChunk:
+    """The rows of each lane on its device."""
+    return _placed(mesh, chunk, PartitionSpec("member"))
+
+
+def _placed(mesh: Mesh, chunk: AnyChunk, spread: PartitionSpec) -> Any:
+    steps = jax.device_put(chunk.steps, NamedSharding(mesh, spread))
+    count = jax.device_put(chunk.count, replicated(mesh))
+    return eqx.tree_at(lambda chunk: (chunk.steps, chunk.count), chunk, (steps, count))

@@ -1,6 +1,5 @@
 """The exact numbers of a saved run: python scripts/evaluate.py RUN_DIR [--flag VALUE ...]."""
 
-import argparse
 import dataclasses
 import json
 import math
@@ -14,7 +13,7 @@ import numpy as np
 import tyro
 from jaxtyping import Array
 
-from mlp_research import command_line, figures, predictions, sharding
+from mlp_research import command_line, compile_cache, figures, predictions, sharding
 from mlp_research.checkpoint import CheckpointError, Checkpoints
 from mlp_research.config import Config, Execution, differences, read_config
 from mlp_research.datasets import DEFAULT_DIRECTORY
@@ -22,7 +21,7 @@ from mlp_research.experiment import Evaluation, Experiment
 from mlp_research.frozen import ConfigError
 from mlp_research.models import Model
 from mlp_research.report import Report, aligned
-from mlp_research.run_folder import RunFolderError
+from mlp_research.run_folder import RunFolderError, read_json
 from mlp_research.shapes import MaskedBatch, Split
 from mlp_research.step import Sums, TrainState, eval_step, scale_pixels
 
@@ -48,10 +47,14 @@ class Flags:
     """Examples evaluated at once, over all devices."""
     mesh_data: Annotated[int | None, tyro.conf.arg(name="mesh.data", metavar="INT")] = None
     """Devices over which each batch is spread; by default all."""
+    compile_cache: bool = True
+    """Keep compiled programs in the user's cache, so that the next start is quicker."""
 
 
 def main(argv: Sequence[str]) -> None:
     flags = tyro.cli(Flags, args=argv, description="Evaluate a saved run, example by example.")
+    if flags.compile_cache:
+        compile_cache.enable()
     experiment = open_run(flags)
     split = chosen_split(experiment, flags.split)
     state = restore(experiment, flags)
@@ -71,12 +74,19 @@ def open_run(flags: Flags) -> Experiment:
     """The experiment of a run folder, as it is: nothing is locked or written."""
     model = None
     if flags.model is not None:
-        model = command_line._model_class(flags.model, argparse.ArgumentParser())
+        model = command_line.model_class(flags.model)
+    document = read_json(flags.run_dir / "config.json")
+    if isinstance(document, dict) and "members" in document:
+        raise RunFolderError(
+            f"{flags.run_dir} holds {len(document['members'])} members of one program, not one "
+            "run: their numbers are in its result.json"
+        )
     config = read_config(flags.run_dir, model)
     execution = Execution(
         data_dir=flags.data_dir or trained_on(flags.run_dir),
         evaluation_batch_size=flags.batch_size,
         mesh_data=flags.mesh_data,
+        resident=False,  # the training rows are not needed on the device
     )
     return Experiment.of(config, execution)
 
@@ -105,13 +115,11 @@ def restore(experiment: Experiment, flags: Flags) -> TrainState:
     directory = flags.run_dir / "checkpoints"
     if not directory.is_dir():
         raise CheckpointError(f"{flags.run_dir} holds no checkpoint yet")
-    template = eqx.filter_eval_shape(experiment.init)
     with Checkpoints(directory, reading=True) as checkpoints:
         step = chosen_step(checkpoints, flags, experiment.config)
-        state, notes = checkpoints.restore(step, template, sharding.replicated(experiment.mesh))
-    config = json.loads(experiment.config.to_json())
-    if notes["config"] != config:
-        edited = "; ".join(differences(notes["config"], config))
+        state, notes = checkpoints.restore(step, experiment.template(), experiment.placement)
+    if notes["config"] != experiment.document:
+        edited = "; ".join(differences(notes["config"], experiment.document))
         raise CheckpointError(f"config.json was edited after the run began: {edited}")
     return state
 
@@ -127,10 +135,7 @@ def chosen_step(checkpoints: Checkpoints, flags: Flags, config: Config) -> int:
             "(data.validation is 0): use --checkpoint last"
         )
     if checkpoints.best_step is None:
-        raise CheckpointError(
-            f"no checkpoint of {flags.run_dir} was validated yet, for no epoch has ended: "
-            "use --checkpoint last"
-        )
+        raise CheckpointError("no epoch has ended yet: use --checkpoint last")
     return checkpoints.best_step
 
 
@@ -187,14 +192,10 @@ def class_table(counts: np.ndarray) -> list[str]:
     recall, precision = predictions.recall(counts), predictions.precision(counts)
     rows = [
         (
-            str(index),
-            f"{counts[index].sum():,}",
-            f"{counts[index, index]:,}",
-            percent(recall[index]),
-            percent(precision[index]),
-            most_taken_for(counts[index], index),
+            *(str(index), f"{row.sum():,}", f"{row[index]:,}"),
+            *(percent(recall[index]), percent(precision[index]), most_taken_for(row, index)),
         )
-        for index in range(len(counts))
+        for index, row in enumerate(counts)
     ]
     headings = ("class", "rows", "correct", "accuracy (recall)", "precision", "most taken for")
     return aligned(headings, rows)
@@ -215,11 +216,8 @@ def draw(
     split: Split,
 ) -> str:
     """Write the confusion matrix and the worst mistakes into the run's folder; their names."""
-    ending = "".join(
-        f"-{choice}"
-        for choice, usual in ((flags.split, "test"), (flags.checkpoint, "last"))
-        if choice != usual
-    )
+    choices = ((flags.split, "test"), (flags.checkpoint, "last"))
+    ending = "".join(f"-{choice}" for choice, usual in choices if choice != usual)
     names = [f"confusion{ending}.png", f"worst{ending}.png"]
     about = f"{flags.split} rows, step {step:,} of run {flags.run_dir.resolve().name}"
     total, right = int(counts.sum()), int(counts.trace())

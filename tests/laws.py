@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import jax
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ from mlp_research import sharding
 from mlp_research.experiment import Experiment
 from mlp_research.fit import Result, fit
 from mlp_research.frozen import ConfigError
+from mlp_research.members import Members
+from mlp_research.optimizers import AdamWConfig
 from mlp_research.prng import stream_key
 from mlp_research.report import Report
 from mlp_research.shapes import Split
@@ -29,6 +32,7 @@ from tests.made import (
     arrays_of,
     assert_bitwise,
     initial_state,
+    joined,
     sightings_of,
     small_config,
     small_execution,
@@ -37,13 +41,6 @@ from tests.made import (
 )
 
 fit_module = import_module("mlp_research.fit")  # as an attribute, `fit` is the function
-
-
-class Quiet(Report):
-    """A report that says nothing."""
-
-    def say(self, text: str) -> None:
-        pass
 
 
 def experiment_of(data_dir: Path, execution: dict[str, Any] | None = None, **fields: Any):
@@ -90,7 +87,7 @@ def fit_quietly(data_dir: Path, run_dir: Path, *, resume: bool = False, **execut
         small_execution(data_dir, **execution),
         run_dir=run_dir,
         resume=resume,
-        report=Quiet(),
+        report=Report(quiet=True),
     )
 
 
@@ -152,6 +149,36 @@ def chunk_length_changes_nothing(data_dir: Path) -> None:
     for state, metrics in ends[1:]:
         assert_bitwise(state, ends[0][0])
         assert_bitwise(list(metrics.values()), list(ends[0][1].values()))
+
+
+def a_member_is_the_single_run(data_dir: Path) -> None:
+    """Law 6: members with dropout and their own settings are their single runs, to the bit."""
+    configs = [
+        small_config(seed=seed, optimizer=AdamWConfig(learning_rate=rate, clip_norm=clip))
+        for seed, rate, clip in ((0, 1e-3, None), (1, 3e-3, 0.5), (1, 3e-2, None))
+    ]
+    execution = small_execution(data_dir)
+    program = Members.of(configs, execution, "map")
+    states, metrics = train_members(program)
+    evaluations = program.evaluate_each(states.model, program.data.test)
+    for index, config in enumerate(configs):
+        run = Experiment.of(config, execution)
+        state, single = train_through(run)
+        mine = program.split(eqx.filter(states, eqx.is_array))[index]
+        assert_bitwise(mine, state)
+        assert_bitwise(list(metrics[index].values()), list(single.values()))
+        assert evaluations[index] == run.evaluate(state.model, run.data.test)
+
+
+def train_members(program: Members) -> tuple[Any, list[dict[str, np.ndarray]]]:
+    """The final states of a program, and each member's metrics of every step."""
+    states, plan = program.init(), program.chunk_plan(0)
+    collected: list[list[Any]] = [[] for _ in program.configs]
+    for chunk, (_, count) in zip(program.chunks(0), plan.spans(), strict=True):
+        states, metrics = program.train_steps(states, program.settings, chunk)
+        for each, mine in zip(collected, program.split(jax.device_get(metrics)), strict=True):
+            each.append(jax.tree.map(lambda values, n=count: values[:n], mine))
+    return states, [joined(each) for each in collected]
 
 
 def evaluation_is_exact(data_dir: Path) -> None:

@@ -14,7 +14,7 @@ from jaxtyping import Array
 from mlp_research.config import Config, DataConfig, Execution, TrainConfig
 from mlp_research.experiment import Experiment
 from mlp_research.models import MLPConfig, ModelConfig
-from mlp_research.step import TrainState
+from mlp_research.step import StepMetrics, TrainState
 
 TRAIN_ROWS, VALIDATION_ROWS, TEST_ROWS, CLASSES = 200, 40, 70, 3
 
@@ -76,11 +76,13 @@ def train_through(
         state, metrics = experiment.train_steps(state, experiment.settings, chunk)
         count = plan.span(index)[1]
         collected.append(jax.tree.map(lambda values, n=count: np.asarray(values)[:n], metrics))
+    return state, joined(collected)
+
+
+def joined(chunks: list[StepMetrics]) -> dict[str, np.ndarray]:
+    """Each metric of all steps, from the metrics of chunk after chunk."""
     names = ("loss", "correct", "gradient_norm", "clipped", "learning_rate")
-    joined = {
-        name: np.concatenate([getattr(metrics, name) for metrics in collected]) for name in names
-    }
-    return state, joined
+    return {name: np.concatenate([getattr(metrics, name) for metrics in chunks]) for name in names}
 
 
 def arrays_of(tree: Any) -> list[np.ndarray]:

@@ -1,11 +1,13 @@
-"""Scripts as a user starts them: in processes of their own."""
+"""Scripts as a user starts them, in processes of their own, and as modules."""
 
+import importlib.util
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).parent.parent
 LIMIT = 120.0
@@ -15,6 +17,17 @@ LIMIT = 120.0
 def environment() -> dict[str, str]:
     """One CPU device, and messages that no narrow terminal wraps."""
     return os.environ | {"JAX_NUM_CPU_DEVICES": "1", "COLUMNS": "200"}
+
+
+def load_script(name: str) -> ModuleType:
+    """A script as a module, to call its `main` without a process of its own."""
+    path = ROOT / "scripts" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"script_{name}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # the flags' help is read from the source found there
+    spec.loader.exec_module(module)
+    return module
 
 
 def start(script: str, *words: object, **extra: str) -> "subprocess.Popen[str]":

@@ -258,6 +258,11 @@ def test_a_wrong_result_is_told_as_a_result():
     def halves(values: Float[Array, " rows"]) -> tuple[Float[Array, " rows"], int]:
         return values[1:], 2
 
+    @contract
+    def repeat(values: Float[Array, " rows"]) -> Float[Array, " rows"]:
+        return jnp.stack([values, values])
+
+    assert "vmap" not in broken(lambda: repeat(floats(3)))
     text = broken(lambda: column(floats(3)))
     assert "column: the result is float32[3,1], wanted Float[rows] where rows = 3" in text
     assert "(bound by the arguments). Flatten it: result.reshape(3)." in text
@@ -295,6 +300,11 @@ def test_an_annotation_is_looked_up_and_never_evaluated():
     def counted(widths: list, image: Float[Array, " {len(widths)}"]) -> None:
         return None
 
+    @contract
+    def sized(image: Float[Array, " {size}"], size: int = 4) -> None:
+        return None
+
+    assert "wanted Float[4]" in broken(lambda: sized(floats(3)))
     assert "wanted Float[2*784]" in broken(lambda: twice(MODEL, floats(3)))
     assert "wanted Float[{len(widths)}]" in broken(lambda: counted([1], floats(3)))
 
@@ -442,6 +452,10 @@ def test_string_annotations_are_checked_and_unresolvable_ones_are_not():
         child: "Tree | None"
         other: "Missing"  # pyright: ignore
 
+    class Loose(Scaled):
+        shift: "Missing"  # pyright: ignore
+
+    assert Loose([1.0], wrong("anything")).scale == 1
     tree = Tree(floats(2), Tree(floats(3), None, 0), 0)
     assert "Tree.child is int 3, wanted Tree | None" in broken(lambda: Tree(floats(2), wrong(3), 0))
     assert "Tree.value is float32[2,2]" in broken(lambda: Tree(floats(2, 2), tree, 0))

@@ -29,6 +29,10 @@ def test_chunk_length_changes_nothing(data_dir: Path):
     laws.chunk_length_changes_nothing(data_dir)
 
 
+def test_a_member_is_the_single_run(data_dir: Path):
+    laws.a_member_is_the_single_run(data_dir)
+
+
 def test_evaluation_counts_every_row_once(data_dir: Path):
     laws.evaluation_is_exact(data_dir)
 

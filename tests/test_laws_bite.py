@@ -10,8 +10,8 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from mlp_research import datasets, experiment, loader, prng, sharding, step
-from mlp_research.fit import RunFolder
+from mlp_research import datasets, experiment, loader, members, prng, sharding, step
+from mlp_research.metrics_log import MetricsLog
 from mlp_research.shapes import Split
 from tests import laws
 
@@ -79,15 +79,15 @@ def test_law_2_bites(data_dir: Path, monkeypatch: Patch):
 
 
 def metrics_are_not_cut(patch: Patch) -> None:
-    original = RunFolder.rewind
+    original = MetricsLog.rewind
 
-    def rewind(self: RunFolder, position: dict | None) -> None:
-        path = self.path / "metrics.jsonl"
+    def rewind(self: MetricsLog, position: dict | None) -> None:
+        path = self.path
         content = path.read_bytes() if path.exists() else b""
         original(self, position)
         path.write_bytes(content)
 
-    patch.setattr(RunFolder, "rewind", rewind)
+    patch.setattr(MetricsLog, "rewind", rewind)
 
 
 def resume_starts_the_epoch_again(patch: Patch) -> None:
@@ -127,6 +127,29 @@ def test_law_5_bites(data_dir: Path, monkeypatch: Patch):
     monkeypatch.setattr(jax.lax, "cond", lambda wanted, do, skip, *operands: do(*operands))
     with pytest.raises(AssertionError):
         laws.chunk_length_changes_nothing(data_dir)
+
+
+def masks_of_the_first_member(patch: Patch) -> None:
+    original = members.stream_keys
+    patch.setattr(
+        members,
+        "stream_keys",
+        lambda config: (original(config)[0], original(config.model_copy(update={"seed": 0}))[1]),
+    )
+
+
+def settings_of_the_first_member(patch: Patch) -> None:
+    def first_only(self: members.Members) -> list[int]:
+        return [0] * (len(self.configs) + -len(self.configs) % self.mesh.size)
+
+    patch.setattr(members.Members, "lanes", property(first_only))
+
+
+@pytest.mark.parametrize("break_it", [masks_of_the_first_member, settings_of_the_first_member])
+def test_law_6_bites(break_it: Callable[[Patch], None], data_dir: Path, monkeypatch: Patch):
+    break_it(monkeypatch)
+    with pytest.raises(AssertionError):
+        laws.a_member_is_the_single_run(data_dir)
 
 
 def padding_counts(patch: Patch) -> None:

@@ -8,11 +8,16 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LEVELS = [
     ["contracts", "frozen", "shapes"],
-    ["prng", "datasets", "comparison", "predictions", "figures", "report", "stopping"],
+    ["prng", "datasets", "comparison", "predictions", "figures", "report"],
+    ["stopping", "profiling", "compile_cache"],
     ["models", "objectives", "optimizers", "loader", "sharding", "checkpoint"],
-    ["config", "step", "per_example", "curvature"],
-    ["experiment", "members", "run_folder"],
-    ["fit", "command_line", "testing"],
+    ["config", "step", "anatomy", "per_example", "curvature"],
+    ["experiment", "metrics_log"],
+    ["members", "run_folder"],
+    ["run", "grid", "command_line", "promises"],
+    ["fit", "model_promises"],
+    ["sweep", "training_promises"],
+    ["testing"],
 ]
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
 FILES = sorted((ROOT / "mlp_research").rglob("*.py"))

@@ -13,23 +13,27 @@ import pytest
 from mlp_research.report import REFRESH_SECONDS, Report, aligned, duration
 
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
-LAYERS = [("layers[0].weight", "256x784", 200_704), ("layers[0].bias", "256", 256)]
-MEANS = {
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    path: str
+    kind: str
+    output: str
+    parameters: int
+
+
+LAYERS = [Layer("layers[0]", "Linear", "256", 200_960), Layer("", "MLP", "10", 7)]
+ROW = {
     "epoch": 9999,
     "step": 9_999_999,
     "loss": 12.34567,
     "accuracy": 1.0,
     "gradient_norm": 12345.678,
+    "clipped": 0.5,
     "images_per_second": 9_876_543.2,
 }
-
-
-@dataclasses.dataclass
-class Evaluation:
-    accuracy: float
-
-
-ALL_SPLITS = {name: Evaluation(1.0) for name in ("train_rows", "validation", "test")}
+FULL_ROW = ROW | {"test": 1.0, "train_rows": 0.98765, "validation": 0.1}
 SUMMARY = {
     "test": {"accuracy": 0.9694, "correct": 9694, "total": 10_000, "loss": 0.0953},
     "train_seconds": 12.04,
@@ -67,8 +71,9 @@ def whole_run(report: Report) -> None:
     with report:
         report.describe({"model": "mlp", "folder": "runs/[bold]x"}, LAYERS)
         report.progress(39, 858, 50_000.0)
-        report.epoch(MEANS, ALL_SPLITS)
-        report.result(SUMMARY, Path("runs/x"))
+        report.say("checkpoint [red] is damaged :smile:")
+        report.epoch(FULL_ROW)
+        report.result([SUMMARY], Path("runs/x"))
 
 
 def test_a_file_holds_plain_lines_without_progress(monkeypatch: pytest.MonkeyPatch):
@@ -80,12 +85,13 @@ def test_a_file_holds_plain_lines_without_progress(monkeypatch: pytest.MonkeyPat
     assert file.getvalue().splitlines() == [
         "model    mlp",
         "folder   runs/[bold]x",
-        "  parameters          shape   number",
-        "  layers[0].weight  256x784  200,704",
-        "  layers[0].bias        256      256",
-        "  all                        200,960",
+        "  layer            kind    output  parameters",
+        "  layers[0]        Linear     256     200,960",
+        "  the model's own  MLP         10           7",
+        "  all                                 200,967",
+        "checkpoint [red] is damaged :smile:",
         "epoch     step     loss  train %  rows %  valid %  test %  grad norm   images/s",
-        " 9999  9999999  12.3457   100.00  100.00   100.00  100.00  12345.678  9,876,543",
+        " 9999  9999999  12.3457   100.00   98.77    10.00  100.00  12345.678  9,876,543",
         "test     96.94 % (9694 of 10000), loss 0.0953; trained in 12.0 s",
         "result   runs/x/result.json",
     ]
@@ -113,18 +119,20 @@ def test_every_line_fits_80_columns(terminal: Terminal):
         report.progress(1, 9_999_999, 9_876_543.0)
         clock.now += 36_000
         report.progress(2_000_000, 9_999_999, 9_876_543.0)
-        report.epoch(MEANS, ALL_SPLITS)
+        report.epoch(FULL_ROW)
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.getvalue())
     lines = re.split(r"[\r\n]+", shown)
     assert max(map(len, lines)) <= 80
-    assert any("9,876,543 images/s  40:00:00 left" in line for line in lines)
+    bars = [line for line in lines if "images/s  " in line]
+    assert any(line.endswith("9,876,543 images/s  40:00:00 left") for line in bars)
+    assert max(map(len, bars)) <= 80 - len("^C")  # which a terminal writes behind the bar
 
 
 def test_columns_stay_aligned_from_row_to_row():
     file = io.StringIO()
     report = Report(file)
     for epoch, loss in ((1, 2.3), (10, 0.01)):
-        report.epoch(MEANS | {"epoch": epoch, "loss": loss}, {"test": Evaluation(0.1)})
+        report.epoch(ROW | {"epoch": epoch, "loss": loss, "test": 0.1})
     lines = file.getvalue().replace("grad norm", "grad_norm").replace(" %", "_%").splitlines()
     ends = [[word.end() for word in re.finditer(r"\S+", line)] for line in lines]
     assert len(ends) == 3 and ends[0] == ends[1] == ends[2]
@@ -185,9 +193,37 @@ def test_errors_that_go_to_a_file_stay_there(terminal: Terminal, monkeypatch: py
     assert errors.getvalue() == "a warning\n" and "a warning" not in terminal.getvalue()
 
 
+def test_the_result_of_many_members_is_their_mean_and_range():
+    shares = (0.97, 0.98, 0.99)
+    summaries = [
+        SUMMARY | {"test": SUMMARY["test"] | {"accuracy": share, "loss": share}} for share in shares
+    ]
+    file = io.StringIO()
+    Report(file).result(summaries, Path("runs/x"))
+    assert file.getvalue().splitlines()[0] == (
+        "test     mean 98.00 % of 3, 97.00 to 99.00 %, loss 0.9800; trained in 12.0 s"
+    )
+
+
 def test_a_quiet_report_says_nothing(terminal: Terminal):
     whole_run(Report(terminal, quiet=True))
     assert terminal.getvalue() == ""
+
+
+def test_a_run_outlives_the_reader_of_its_lines():
+    program = (
+        "from mlp_research.report import Report; report = Report()\n"
+        "for line in range(20_000): report.say(str(line))\n"
+        "raise SystemExit(7)"
+    )
+    words = [sys.executable, "-c", program]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline() == "0\n"
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(timeout=60) == 7
 
 
 def test_standard_output_is_looked_up_when_it_is_written_to(capsys: pytest.CaptureFixture[str]):
@@ -217,6 +253,7 @@ def test_a_table_has_its_names_to_the_left_and_its_numbers_to_the_right():
         "a           1  1,000",
         "long name  22      1",
     ]
+    assert aligned(("class", "n", "rows"), rows, left=2)[1] == "a          1   1,000"
 
 
 def test_rich_is_imported_only_where_a_bar_is_drawn():

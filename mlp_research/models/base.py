@@ -67,7 +67,7 @@ def he_linear(inputs: int, outputs: int, *, gain: float = 2, key: RandomKey) -> 
     nonlinearity follows.
     """
     structure_key, weight_key = jr.split(key)
-    linear = eqx.nn.Linear(inputs, outputs, key=structure_key)
+    linear = eqx.filter_eval_shape(eqx.nn.Linear, inputs, outputs, key=structure_key)
     weight = jnp.sqrt(gain / inputs) * jr.normal(weight_key, (outputs, inputs))
     return eqx.tree_at(
         lambda layer: (layer.weight, layer.bias), linear, (weight, jnp.zeros(outputs))

@@ -105,7 +105,7 @@ class MixerConfig(ModelConfig, frozen=True):
     """Hidden units of the perceptron across channels."""
     normalisation: Normalisation = "rms"
     """Normalisation before each perceptron and the pooling; the paper takes layer."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Probability that a hidden unit of either perceptron is dropped in training."""
 
     def build(self, image_shape: tuple[int, int], classes: int, *, key: RandomKey) -> Mixer:
@@ -126,10 +126,10 @@ class MixerConfig(ModelConfig, frozen=True):
         common = gcd(*image_shape)
         if common % self.patch_size:
             height, width = image_shape
-            fitting = [str(size) for size in range(1, common + 1) if common % size == 0]
+            fitting = ", ".join(str(size) for size in range(1, common + 1) if common % size == 0)
             raise ConfigError(
                 f"model.patch_size is {self.patch_size}, but images are {height} x {width}: "
-                f"use a divisor of both, {' or '.join(filter(None, (', '.join(fitting[:-1]), fitting[-1])))}"
+                f"it must divide both, so use one of {fitting}"
             )
 
     def _block(self, tokens: int, *, key: RandomKey) -> MixerBlock:
@@ -156,4 +156,4 @@ def _each_row(
 ) -> Float[Array, "rows outputs"]:
     """`jax.vmap(layer)(rows)`, but its gradient takes half the time on a CPU."""
     assert layer.bias is not None
-    return rows @ layer.weight.T + layer.bias
+    return rows @ layer.weight.T + layer.bias[None]

@@ -92,9 +92,9 @@ class ResidualConfig(ModelConfig, frozen=True):
     """Multiply the hidden units by a linear gate, half as many parameters again (Shazeer 2020)."""
     activation: Activation = "silu"
     """The nonlinearity of each block; with a gate, silu makes SwiGLU and gelu GEGLU."""
-    normalisation: Normalisation = "layer"
+    normalisation: Normalisation = "rms"
     """Normalisation before each block and before the last layer."""
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.2
     """Probability that a hidden unit of a block is dropped in training."""
 
     def build(self, image_shape: tuple[int, int], classes: int, *, key: RandomKey) -> ResidualMLP:

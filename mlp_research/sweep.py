@@ -1,0 +1,226 @@
+"""A sweep: its programs trained, its members' results, and what their differences are worth."""
+
+import csv
+import dataclasses
+import io
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mlp_research import comparison, datasets
+from mlp_research.config import Execution, differences
+from mlp_research.fit import fit_program
+from mlp_research.grid import Member, Sweep
+from mlp_research.members import Lift, Members
+from mlp_research.report import Report, aligned
+from mlp_research.run import NonFiniteError
+from mlp_research.run_folder import RunFolder, RunFolderError, read_json, write_atomically
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a finished member left."""
+
+    validation: float | None
+    test: float
+    predictions: np.ndarray
+
+
+def run(
+    sweep: Sweep,
+    folder: RunFolder,
+    execution: Execution,
+    lift: Lift | None,
+    report: Report,
+) -> dict[Member, Outcome]:
+    """Train what is not trained yet. A member that ceased to be finite has no outcome."""
+    outcomes: dict[Member, Outcome] = {}
+    for number, program in enumerate(sweep.programs):
+        path = folder.path / "programs" / f"{number:03}"
+        report.say(f"program {number + 1} of {len(sweep.programs)}: {len(program)} members")
+        if not (path / "predictions.npz").exists():
+            _train(Members.of(sweep.configs(program), execution, lift), path, report)
+        outcomes |= _outcomes(program, path)
+    return outcomes
+
+
+def _train(members: Members, path: Path, report: Report) -> None:
+    """Train a program to its end; its predictions come last and say that it is whole."""
+    resume = (path / "config.json").exists()
+    try:
+        state, _ = fit_program(members, path, resume, report)
+    except NonFiniteError as error:
+        report.say(f"no member is left: {error}")
+        write_atomically(path / "result.json", "[]\n")
+        predictions = np.zeros((len(members.configs), 0), np.int32)
+    else:
+        predictions = members.predictions(state.model, members.data.test)
+    packed = io.BytesIO()
+    np.savez_compressed(packed, predictions=predictions)
+    write_atomically(path / "predictions.npz", packed.getvalue())
+
+
+def _outcomes(program: Sequence[Member], path: Path) -> dict[Member, Outcome]:
+    with np.load(path / "predictions.npz", allow_pickle=False) as packed:
+        predictions = packed["predictions"]
+    outcomes = {}
+    for index, result in enumerate(_as_list(read_json(path / "result.json"))):
+        member = result.get("member", index)
+        validation = result.get("validation")
+        outcomes[program[member]] = Outcome(
+            validation and validation["accuracy"], result["test"]["accuracy"], predictions[member]
+        )
+    return outcomes
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def keep_plan(sweep: Sweep, folder: RunFolder, resume: bool) -> None:
+    """Write plan.json, or refuse to go on with another plan than it holds."""
+    path = folder.path / "plan.json"
+    if resume and path.exists():
+        kept = read_json(path)
+        if kept != sweep.document:
+            different = "; ".join(differences(kept, sweep.document))
+            raise RunFolderError(f"{folder.path} holds a sweep with another plan: {different}")
+    write_atomically(path, json.dumps(sweep.document, indent=2) + "\n")
+
+
+def summarise(sweep: Sweep, outcomes: dict[Member, Outcome], labels: np.ndarray) -> dict[str, Any]:
+    """What summary.json holds: each setting's numbers, and what their differences are worth."""
+    kept, lost = {}, []
+    for index, setting in enumerate(sweep.settings):
+        found = {m.seed: o for m, o in outcomes.items() if m.setting == index}
+        kept[setting.name] = dict(sorted(found.items()))
+        lost += [
+            {"setting": setting.name, "seed": config.seed}
+            for seed, config in enumerate(setting.configs)
+            if seed not in found
+        ]
+    alive = {name: found for name, found in kept.items() if found}
+    settings = [
+        {
+            "setting": name,
+            "test": dataclasses.asdict(comparison.summary([o.test for o in found.values()])),
+            "validation": _validation_summary(list(found.values())),
+            "test_accuracies": {str(seed): o.test for seed, o in found.items()},
+        }
+        for name, found in alive.items()
+    ]
+    return {
+        "settings": settings,
+        "left_out": lost,
+        "chosen_by_validation": _chosen(settings),
+        "comparisons": _comparisons(alive, labels),
+        "variance_shares": _shares(sweep, alive),
+    }
+
+
+def _validation_summary(outcomes: Sequence[Outcome]) -> dict[str, Any] | None:
+    values = [outcome.validation for outcome in outcomes if outcome.validation is not None]
+    return dataclasses.asdict(comparison.summary(values)) if values else None
+
+
+def _chosen(settings: Sequence[dict[str, Any]]) -> str | None:
+    """The setting with the best mean validation accuracy; the test set chooses nothing."""
+    validated = [setting for setting in settings if setting["validation"] is not None]
+    if not validated:
+        return None
+    return max(validated, key=lambda setting: setting["validation"]["mean"])["setting"]
+
+
+def _comparisons(alive: dict[str, dict[int, Outcome]], labels: np.ndarray) -> list[dict[str, Any]]:
+    """Each setting against the first, on the seeds that both this and all others finished."""
+    common = sorted(set.intersection(*(set(found) for found in alive.values()))) if alive else []
+    if len(alive) < 2 or len(common) < 2:
+        return []
+    compared = comparison.compare_settings(
+        {name: [found[seed].test for seed in common] for name, found in alive.items()},
+        predictions={
+            name: np.stack([found[seed].predictions for seed in common])
+            for name, found in alive.items()
+        },
+        labels=labels,
+    )
+    return [dataclasses.asdict(each) | {"sentence": each.sentence} for each in compared]
+
+
+def _shares(sweep: Sweep, alive: dict[str, dict[int, Outcome]]) -> dict[str, Any] | None:
+    """The share of the variance of test accuracy that each stream causes, where streams vary."""
+    if not sweep.document["vary_stream"]:
+        return None
+    accuracies = {name: [o.test for o in found.values()] for name, found in alive.items()}
+    together = accuracies.pop("all together")
+    shares = comparison.variance_shares(accuracies, together)
+    return {name: dataclasses.asdict(share) for name, share in shares.items()}
+
+
+def summary_csv(summary: dict[str, Any]) -> str:
+    """One row a setting: n, mean, standard deviation, 95 % interval, extremes of test accuracy."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    names = ("n", "mean", "standard_deviation", "low", "high", "minimum", "maximum")
+    writer.writerow(["setting", *names])
+    for setting in summary["settings"]:
+        writer.writerow([setting["setting"], *(setting["test"][name] for name in names)])
+    return text.getvalue()
+
+
+def conclude(
+    sweep: Sweep,
+    folder: RunFolder,
+    outcomes: dict[Member, Outcome],
+    execution: Execution,
+    report: Report,
+) -> dict[str, Any]:
+    """Write the summary and its figures, and say what may be said."""
+    labels = datasets.load(execution.data_dir, sweep.settings[0].configs[0].data).test.labels
+    summary = summarise(sweep, outcomes, labels)
+    write_atomically(folder.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+    write_atomically(folder.path / "summary.csv", summary_csv(summary))
+    for line in sentences(summary):
+        report.say(line)
+    report.facts({"summary": str(folder.path / "summary.json")})
+    return summary
+
+
+def sentences(summary: dict[str, Any]) -> Iterator[str]:
+    """The table of settings, and one sentence for each claim that can or cannot be made."""
+    rows = [
+        (
+            setting["setting"],
+            str(setting["test"]["n"]),
+            _percent(setting["test"]["mean"]),
+            _percent(setting["test"]["standard_deviation"]),
+            f"{_percent(setting['test']['low'])} to {_percent(setting['test']['high'])}",
+            _percent(setting["validation"]["mean"]) if setting["validation"] else "-",
+        )
+        for setting in summary["settings"]
+    ]
+    headings = ("setting", "seeds", "test %", "spread", "95 % interval", "validation %")
+    yield from aligned(headings, rows)
+    for lost in summary["left_out"]:
+        yield f"left out, as it ceased to be finite: {lost['setting']}, seed {lost['seed']}"
+    for compared in summary["comparisons"]:
+        yield compared["sentence"]
+    for stream, share in (summary["variance_shares"] or {}).items():
+        yield f"{stream}: {_share(share)} of the variance of test accuracy"
+    if summary["chosen_by_validation"] and len(summary["settings"]) > 1:
+        yield (
+            f"best by validation: {summary['chosen_by_validation']}. The test set is reported "
+            "once, and chose nothing."
+        )
+
+
+def _percent(fraction: float | None) -> str:
+    return "-" if fraction is None else f"{100 * fraction:.2f}"
+
+
+def _share(share: dict[str, Any]) -> str:
+    ends = f"{_percent(share['low'])} to {_percent(share['high'])}"
+    return f"{_percent(share['estimate'])} % (95 % interval {ends})"

@@ -1,0 +1,82 @@
+"""Many seeds and settings in few programs: python scripts/sweep.py [PRESET] [--vary ...]."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from typing import Literal
+
+import jax
+
+from mlp_research import command_line
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepFlags(command_line.RunFlags):
+    """What is varied, and how its members are computed."""
+
+    seeds: int = 8
+    """Runs of each setting: seeds --seed, --seed + 1, ..."""
+    vary: tuple[str, ...] = ()
+    """FIELD=V1,V2 ...: all combinations are trained; the first values are the reference."""
+    vary_stream: tuple[Literal["init", "order", "dropout"], ...] = ()
+    """Let each of these streams of chance vary alone, and all together."""
+    members_per_program: int | None = None
+    """Most members of one program, to bound memory; by default all that can share one."""
+    lift: Literal["map", "vmap"] | None = None
+    """Members of one device one after the other (by default on CPUs, to the bit) or batched."""
+
+
+PLANNED = ("seeds", "vary", "vary_stream", "members_per_program")
+
+
+def main(argv: Sequence[str]) -> None:
+    use_a_device_for_each_core()
+    preset, flags = command_line.parse(
+        SweepFlags, argv, "Train many seeds and settings, and say what their differences are worth."
+    )
+    # Only now: --help and a usage error need none of it.
+    from mlp_research import grid, sweep
+    from mlp_research.report import Report
+    from mlp_research.run_folder import RunFolder, default_run_dir
+    from mlp_research.stopping import Stopped
+
+    run_dir = flags.run_dir or default_run_dir(f"sweep-{preset}", flags.config)
+    flags = with_kept_plan(flags)
+    plan = grid.plan(
+        flags.config, flags.seeds, flags.vary, flags.vary_stream, flags.members_per_program
+    )
+    report = Report()
+    report.facts({"sweep": str(run_dir)} | grid.cost(plan, flags.execution))
+    with RunFolder.open(run_dir, flags.config.to_json(), resume=flags.resume) as folder:
+        sweep.keep_plan(plan, folder, flags.resume)
+        try:
+            outcomes = sweep.run(plan, folder, flags.execution, flags.lift, report)
+        except Stopped as stop:
+            raise Stopped(stop.signal, run_dir) from None
+        sweep.conclude(plan, folder, outcomes, flags.execution, report)
+
+
+def use_a_device_for_each_core() -> None:
+    """Members lie on devices: on a CPU, one device for each core, unless the user chose."""
+    if "JAX_NUM_CPU_DEVICES" not in os.environ:
+        jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
+
+
+def with_kept_plan(flags: SweepFlags) -> SweepFlags:
+    """On --resume, what was not given anew is as the folder's plan has it."""
+    path = flags.run_dir / "plan.json" if flags.run_dir else None
+    if not flags.resume or path is None or not path.exists():
+        return flags
+    kept = json.loads(path.read_text())
+    defaults = {field.name: field.default for field in dataclasses.fields(flags)}
+    missing = {
+        name: tuple(kept[name]) if isinstance(kept[name], list) else kept[name]
+        for name in PLANNED
+        if getattr(flags, name) == defaults[name]
+    }
+    return dataclasses.replace(flags, **missing)
+
+
+if __name__ == "__main__":
+    command_line.run(main)

@@ -1,0 +1,220 @@
+"""A sweep: few programs, members that are single runs, a summary that survives a kill."""
+
+import json
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import numpy as np
+import pytest
+
+from mlp_research import grid, sweep
+from mlp_research.config import Config, Execution
+from mlp_research.frozen import ConfigError
+from mlp_research.members import Members
+from mlp_research.models import MLPConfig
+from mlp_research.optimizers import AdamConfig, OptimizerConfig, SGDConfig
+from mlp_research.report import Report
+from mlp_research.run_folder import RunFolder
+from tests import processes
+from tests.laws import train_members
+from tests.made import VALIDATION_ROWS, assert_bitwise, small_config, small_execution
+
+
+def settled(base: Config, plan: grid.Sweep, execution: Execution, run_dir: Path) -> dict:
+    """The summary of a sweep that was run through."""
+    report = Report(quiet=True)
+    with RunFolder.open(run_dir, base.to_json(), resume=False) as folder:
+        sweep.keep_plan(plan, folder, resume=False)
+        outcomes = sweep.run(plan, folder, execution, None, report)
+        return sweep.conclude(plan, folder, outcomes, execution, report)
+
+
+def plain_config(optimizer: OptimizerConfig | None = None, epochs: int = 2) -> Config:
+    return small_config(
+        model=MLPConfig(widths=(6,)), optimizer=optimizer or AdamConfig(), epochs=epochs
+    )
+
+
+RATES = "optimizer.learning-rate=1e-3,3e-3,1e-2"
+CLIPS = "optimizer.clip-norm=0.5,1,null"
+DROPOUTS = "model.dropout=0,0.2,0.5"
+
+
+def test_traced_settings_share_one_program_and_dropout_rates_do_not():
+    plan = grid.plan(small_config(), 4, [RATES, CLIPS])
+    assert [len(program) for program in plan.programs] == [36]
+    plan = grid.plan(small_config(), 4, [DROPOUTS])
+    assert [len(program) for program in plan.programs] == [4, 4, 4]
+    plan = grid.plan(small_config(), 5, [], members_per_program=2)
+    assert [len(program) for program in plan.programs] == [2, 2, 1]
+
+
+@pytest.mark.parametrize(("vary", "programs"), [((RATES, CLIPS), 1), ((DROPOUTS,), 3)])
+def test_each_program_compiles_its_training_once(
+    vary: Sequence[str],
+    programs: int,
+    data_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    traced = []
+    original = eqx.debug.assert_max_traces
+
+    def counting(*, max_traces: int):
+        def wrap(function):
+            def counted(*args):
+                traced.append(function.__qualname__)
+                return function(*args)
+
+            return original(counted, max_traces=max_traces)
+
+        return wrap
+
+    monkeypatch.setattr(eqx.debug, "assert_max_traces", counting)
+    base = plain_config(epochs=1)
+    plan = grid.plan(base, 2, vary)
+    settled(base, plan, small_execution(data_dir), tmp_path / "sweep")
+    training = [name for name in traced if "_compile_train_steps" in name]
+    assert len(training) == programs
+
+
+def test_values_of_a_varied_field_are_read_as_json_or_words():
+    base = small_config()
+    names = [s.name for s in grid.grid(base, 1, ["model.widths=[256,128],[1024]"])]
+    assert names == ["model.widths 256 128", "model.widths 1024"]
+    kinds = grid.grid(base, 1, ["optimizer=adam,lion"])
+    assert [s.configs[0].optimizer.kind for s in kinds] == ["adam", "lion"]
+    assert kinds[1].configs[0].optimizer.learning_rate == 1e-4
+    with pytest.raises(ConfigError, match=r"--vary model.depth: the config has no such field"):
+        grid.grid(base, 1, ["model.depth=1,2"])
+    with pytest.raises(ConfigError, match="dropout is 2: it must be < 1"):
+        grid.grid(base, 1, ["model.dropout=0,2"])
+    with pytest.raises(ConfigError, match="give FIELD=VALUE"):
+        grid.grid(base, 1, ["model.dropout"])
+    with pytest.raises(ConfigError, match="names a value twice"):
+        grid.grid(base, 1, ["model.dropout=0.1,0.1"])
+
+
+def test_every_setting_has_the_same_seeds():
+    for setting in grid.grid(small_config(seed=7), 3, [DROPOUTS]):
+        assert [config.seed for config in setting.configs] == [7, 8, 9]
+
+
+def test_a_varied_stream_leaves_the_others_as_they_are(data_dir: Path):
+    base = small_config(seed=3)
+    settings = grid.stream_settings(base, 2, ["init", "order", "dropout"])
+    assert [s.name for s in settings] == ["init", "order", "dropout", "all together"]
+    execution = small_execution(data_dir)
+    for setting, same_init, same_order, same_key in zip(
+        settings,
+        (False, True, True, False),
+        (True, False, True, False),
+        (True, True, False, False),
+        strict=True,
+    ):
+        program = Members.of(setting.configs, execution, "map")
+        one, other = program.split(eqx.filter(program.init(), eqx.is_array))
+        weights = [np.asarray(state.model.layers[0].weight) for state in (one, other)]
+        keys = [np.asarray(jax.random.key_data(state.key)) for state in (one, other)]
+        orders = [plan.permutation(0) for plan in program.plans]
+        for same, (left, right) in ((same_init, weights), (same_order, orders), (same_key, keys)):
+            assert np.array_equal(left, right) == same, setting.name
+
+
+def test_a_diverging_member_is_left_out_and_the_others_are_what_they_are_without_it(
+    data_dir: Path, tmp_path: Path
+):
+    execution = small_execution(data_dir)
+    base = plain_config(SGDConfig())
+    both = grid.plan(base, 2, ["optimizer.learning-rate=0.1,1e30"])
+    alone = grid.plan(base, 2, ["optimizer.learning-rate=0.1"])
+    with_it = settled(base, both, execution, tmp_path / "both")
+    without = settled(base, alone, execution, tmp_path / "alone")
+    lost = "optimizer.learning_rate 1e+30"
+    assert with_it["left_out"] == [{"setting": lost, "seed": seed} for seed in (0, 1)]
+    assert with_it["settings"] == without["settings"]
+    states = [
+        train_members(Members.of(plan.configs(plan.programs[0]), execution, "map"))[0]
+        for plan in (both, alone)
+    ]
+    for array, other in zip(
+        *(jax.tree.leaves(eqx.filter(state.model, eqx.is_array)) for state in states), strict=True
+    ):
+        assert_bitwise(array[:2], other[:2])
+
+
+def test_where_no_member_of_a_program_is_left_the_sweep_goes_on(data_dir: Path, tmp_path: Path):
+    base = plain_config(SGDConfig())
+    plan = grid.plan(base, 2, ["optimizer.learning-rate=1e30,0.1"], members_per_program=2)
+    summary = settled(base, plan, small_execution(data_dir), tmp_path / "sweep")
+    assert [lost["seed"] for lost in summary["left_out"]] == [0, 1]
+    assert [setting["setting"] for setting in summary["settings"]] == [
+        "optimizer.learning_rate 0.1"
+    ]
+
+
+def test_a_setting_against_itself_claims_nothing(data_dir: Path, tmp_path: Path):
+    base = plain_config()
+    plan = grid.plan(base, 3, ["evaluation.test=false,true"])
+    summary = settled(base, plan, small_execution(data_dir), tmp_path / "sweep")
+    (compared,) = summary["comparisons"]
+    assert compared["difference"]["estimate"] == 0
+    assert "no difference" in compared["sentence"]
+
+
+def sweep_flags(data_dir: Path, run_dir: Path) -> list[object]:
+    return [
+        *("--data.dir", data_dir, "--data.validation", VALIDATION_ROWS, "--run-dir", run_dir),
+        *("--model.widths", 6, "--train.epochs", 6, "--train.batch-size", 16, "--seeds", 3),
+        *("--train.steps-per-call", 3, "--evaluation.batch-size", 16),
+        *("--vary", "model.dropout=0,0.3"),
+    ]
+
+
+@pytest.mark.parametrize("program", [0, 1])
+def test_a_killed_sweep_goes_on_to_the_same_summary(program: int, data_dir: Path, tmp_path: Path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    ended = processes.run("sweep.py", *sweep_flags(data_dir, whole), JAX_NUM_CPU_DEVICES="2")
+    assert ended.returncode == 0, ended.stderr
+    process = processes.start("sweep.py", *sweep_flags(data_dir, killed), JAX_NUM_CPU_DEVICES="2")
+    metrics = killed / "programs" / f"{program:03}" / "metrics.jsonl"
+    processes.signal_after_lines(process, metrics, 3 * 30, signal.SIGKILL)
+    before = {path: path.stat().st_mtime_ns for path in killed.glob("programs/*/predictions.npz")}
+    assert len(before) == program
+    resumed = processes.run(
+        *("sweep.py", "--resume", "--run-dir", killed, "--data.dir", data_dir),
+        *("--evaluation.batch-size", 16),
+        JAX_NUM_CPU_DEVICES="2",
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    assert (killed / "summary.json").read_bytes() == (whole / "summary.json").read_bytes()
+    for path, time in before.items():
+        assert path.stat().st_mtime_ns == time, "a finished program was trained again"
+
+
+def test_a_changed_plan_is_refused_with_the_difference(data_dir: Path, tmp_path: Path):
+    base = plain_config()
+    kept = grid.plan(base, 2, [])
+    with RunFolder.open(tmp_path / "sweep", base.to_json(), resume=False) as folder:
+        sweep.keep_plan(kept, folder, resume=False)
+    with (
+        RunFolder.open(tmp_path / "sweep", base.to_json(), resume=True) as folder,
+        pytest.raises(Exception, match="another plan: seeds is 2, not 3"),
+    ):
+        sweep.keep_plan(grid.plan(base, 3, []), folder, resume=True)
+
+
+def test_summary_files_agree(data_dir: Path, tmp_path: Path):
+    base = plain_config()
+    plan = grid.plan(base, 3, [DROPOUTS])
+    summary = settled(base, plan, small_execution(data_dir), tmp_path / "sweep")
+    assert json.loads((tmp_path / "sweep" / "summary.json").read_text()) == json.loads(
+        json.dumps(summary)
+    )
+    rows = (tmp_path / "sweep" / "summary.csv").read_text().splitlines()
+    assert len(rows) == 4
+    assert rows[1].startswith(f"model.dropout 0,3,{summary['settings'][0]['test']['mean']}")
+    assert summary["chosen_by_validation"] in [s["setting"] for s in summary["settings"]]
