@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import gc
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -111,7 +112,10 @@ def model_class(name: str) -> type[ModelConfig]:
         )
     if not Path(path).is_file():
         raise ConfigError(f"--model {name}: there is no file {path}")
-    module = contracts.import_under_contracts(Path(path), Path(path).stem)
+    try:
+        module = contracts.import_under_contracts(Path(path), Path(path).stem)
+    except Exception as error:
+        raise ConfigError(f"--model {name}: {type(error).__name__}: {error}") from None
     found = vars(module).get(class_name)
     if not (isinstance(found, type) and issubclass(found, ModelConfig)):
         raise ConfigError(f"--model {name}: {path} has no ModelConfig named {class_name}")
@@ -134,6 +138,7 @@ def run(main: Callable[[Sequence[str]], None]) -> NoReturn:
 
     Codes: 0; 1 failure; 2 usage; 143 and 130 after a stop by signal that was saved.
     """
+    gc.freeze()  # what start-up made lasts to the end
     try:
         main(sys.argv[1:])
     except Stopped as stop:

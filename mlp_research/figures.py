@@ -1,4 +1,4 @@
-"""Pictures of a run: numbers in, a file out. Matplotlib is used only here, and only when called.
+"""Pictures of a run: numbers in, a file out. Matplotlib is imported only to draw.
 
 The settings are matplotlib's own defaults and `STYLE`, whatever the user's are, so that equal
 numbers give equal bytes. Colours are those of Okabe and Ito 2008, which colour-blind eyes tell
@@ -47,6 +47,10 @@ MOST_STEPS = 3000
 """With more steps, their range is drawn in place of a line that would be a wall of ink."""
 MOST_COUNTED = 20
 """With more classes, a confusion matrix has room for colours only."""
+SMALLEST_ERROR = 0.05
+"""Percent that are added to an error before its logarithm is taken: 100 % has one, too."""
+ACCURACY_TICKS = (0, 50, 80, 90, 95, 98, 99, 99.5, 99.8, 99.9, 100)
+"""Accuracies that are named where the errors differ too much for a linear scale, in percent."""
 
 Line = Mapping[str, Any]
 
@@ -67,7 +71,7 @@ def curves(
     middles = [
         {**line, "step": line["step"] - (line["step"] / line["epoch"] - 1) / 2} for line in epochs
     ]
-    with _figure(path, (10, 7)) as figure:
+    with picture(path, (10, 7)) as figure:
         from matplotlib.ticker import MaxNLocator
 
         (loss, accuracy), (norm, rate) = figure.subplots(2, 2, sharex=True)
@@ -79,8 +83,8 @@ def curves(
         rate.plot(
             _column(steps, "step"), _column(steps, "learning_rate"), color=BLUE, **_mark(steps)
         )
-        _set_scale(loss, _column([*steps, *epochs, *evaluations], "loss"))
-        _set_scale(norm, _column(steps, "gradient_norm"))
+        set_scale(loss, _column([*steps, *epochs, *evaluations], "loss"))
+        set_scale(norm, _column(steps, "gradient_norm"))
         loss.set(ylabel="cross-entropy (nats)")
         norm.set(ylabel="gradient norm before clipping")
         accuracy.set(ylabel="accuracy (%)")
@@ -95,7 +99,7 @@ def curves(
         handles, labels = loss.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
         figure.align_ylabels()
-        _write_title(figure, title)
+        write_title(figure, title)
 
 
 def confusion(
@@ -109,7 +113,7 @@ def confusion(
     right = np.eye(classes, dtype=bool)
     most = int(np.where(right, 0, counts).max())
     side = max(4.2, 2.4 + 0.46 * min(classes, MOST_COUNTED))
-    with _figure(path, (side + 0.8, side)) as figure:
+    with picture(path, (side + 0.8, side)) as figure:
         from matplotlib.colors import ListedColormap
         from matplotlib.ticker import MaxNLocator
 
@@ -134,7 +138,7 @@ def confusion(
         ticks = MaxNLocator(nbins=8, integer=True, min_n_ticks=1)
         bar = figure.colorbar(image, shrink=0.7, label="mistakes", ticks=ticks)
         bar.outline.set_visible(False)
-        _write_title(figure, title)
+        write_title(figure, title)
 
 
 def images_sheet(
@@ -149,18 +153,18 @@ def images_sheet(
     rows = max(1, -(-len(images) // columns))
     height, width = images.shape[1:]
     cell_height = min(3.5, max(0.6, 1.35 * height / width))
-    with _figure(path, (1.9 * columns, rows * (cell_height + 0.55) + 0.5)) as figure:
+    with picture(path, (1.9 * columns, rows * (cell_height + 0.55) + 0.5)) as figure:
         panels = figure.subplots(rows, columns, squeeze=False).ravel()
         for panel in panels:
             panel.axis("off")
         for panel, image, caption in zip(panels, images, captions, strict=False):
             panel.imshow(image, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
             panel.set_title(caption, fontsize=8.5)
-        _write_title(figure, title)
+        write_title(figure, title)
 
 
 @contextlib.contextmanager
-def _figure(path: Path, size: tuple[float, float]) -> Iterator["Figure"]:
+def picture(path: Path, size: tuple[float, float]) -> Iterator["Figure"]:
     """An empty figure that is written to a PNG file on leaving; the file is whole or not there."""
     # Half a second to import.
     import matplotlib
@@ -181,8 +185,13 @@ def _figure(path: Path, size: tuple[float, float]) -> Iterator["Figure"]:
             beside.unlink(missing_ok=True)
 
 
-def _write_title(figure: "Figure", title: str) -> None:
-    figure.suptitle(title.replace("$", r"\$"), wrap=True)  # between dollars stands a formula
+def write_title(figure: "Figure", title: str) -> None:
+    figure.suptitle(plain(title), wrap=True)
+
+
+def plain(text: str) -> str:
+    """The text for matplotlib, to whom what stands between two dollars is a formula."""
+    return text.replace("$", r"\$")
 
 
 def _column(lines: Sequence[Line], name: str) -> list[Any]:
@@ -211,7 +220,7 @@ def _draw_training(
         axes.plot(numbers, values, linewidth=0.7, **look, **_mark(steps))
     if epochs:
         values = scale * np.array(_column(epochs, name))
-        look = {"color": BLUE, "marker": "^", "markevery": _every(epochs)}
+        look = {"color": BLUE, "marker": "^", "markevery": mark_every(epochs)}
         axes.plot(_column(epochs, "step"), values, label="training, mean of epoch", **look)
 
 
@@ -220,15 +229,16 @@ def _draw_evaluations(axes: "Axes", name: str, scale: float, evaluations: Sequen
         lines = [line for line in evaluations if line["split"] == split]
         if lines:
             values = [scale * value for value in _column(lines, name)]
-            look = {"color": colour, "marker": mark, "markevery": _every(lines)}
+            look = {"color": colour, "marker": mark, "markevery": mark_every(lines)}
             axes.plot(_column(lines, "step"), values, label=label, **look)
 
 
-def _every(lines: Sequence[Line]) -> int:
-    return max(1, -(-len(lines) // MOST_MARKS))
+def mark_every(points: Sequence[Any]) -> int:
+    """Every how many points of a line are marked."""
+    return max(1, -(-len(points) // MOST_MARKS))
 
 
-def _set_scale(axes: "Axes", values: Sequence[float]) -> None:
+def set_scale(axes: "Axes", values: Sequence[float]) -> None:
     """Logarithmic, with more ticks within two decades, or linear where a factor of 4 holds all."""
     from matplotlib.ticker import LogLocator
 
@@ -240,6 +250,29 @@ def _set_scale(axes: "Axes", values: Sequence[float]) -> None:
     axes.yaxis.set_major_locator(LogLocator(subs=subs))
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter("")
+
+
+def set_accuracy_scale(axes: "Axes", direction: str, values: Sequence[float]) -> None:
+    """By the logarithm of the error, or linear where a factor of 4 holds all errors."""
+    errors = [100 - value + SMALLEST_ERROR for value in values]
+    if not errors or max(errors) < 4 * min(errors):
+        return
+    low, high = _from_accuracy(np.array([min(values), max(values)]))
+    margin = 0.05 * (high - low)
+    low, high = _to_accuracy(np.array([low - margin, high + margin]))
+    ticks = [tick for tick in ACCURACY_TICKS if low <= tick <= high]
+    functions = {"functions": (_from_accuracy, _to_accuracy)}
+    getattr(axes, f"set_{direction}scale")("function", **functions)
+    axes.set(**{f"{direction}lim": (low, high), f"{direction}ticks": ticks})
+    getattr(axes, f"{direction}axis").set_major_formatter("{x:g}")
+
+
+def _from_accuracy(percent: np.ndarray) -> np.ndarray:
+    return -np.log(np.maximum(100 - percent, 0) + SMALLEST_ERROR)
+
+
+def _to_accuracy(place: np.ndarray) -> np.ndarray:
+    return 100 + SMALLEST_ERROR - np.exp(-place)
 
 
 def _fit_to_epochs(axes: "Axes", values: Sequence[float]) -> None:

@@ -65,7 +65,9 @@ def fit_program(
         RunFolder.open(path, program.document, resume=resume) as folder,
         Checkpoints(folder.checkpoints) as checkpoints,
     ):
-        folder.write_environment(program.execution, dict(program.mesh.shape))
+        model = program.configs[0].model
+        if not folder.write_environment(program.execution, dict(program.mesh.shape), model):
+            report.say("the file of the model has changed since the run began")
         run = Run(program, folder, checkpoints, report, stop)
         state = run.restored_or_new()
         report.describe(program.facts(int(state.step.max())) | {"folder": path}, program.layers())

@@ -2,7 +2,9 @@
 
 import contextlib
 import datetime
+import hashlib
 import importlib.metadata
+import inspect
 import json
 import os
 import socket
@@ -20,6 +22,7 @@ from mlp_research import figures
 from mlp_research.config import Config, Execution, differences
 from mlp_research.frozen import Failure
 from mlp_research.metrics_log import MetricsLog
+from mlp_research.models import ModelConfig
 
 PACKAGES = ("jax", "jaxlib", "equinox", "optax", "orbax-checkpoint", "grain", "numpy", "jaxtyping")
 
@@ -133,14 +136,21 @@ class RunFolder:
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 
-    def write_environment(self, execution: Execution, mesh_shape: dict[str, int]) -> None:
-        """Add this start of the run to environment.json: a list, one entry for each start."""
+    def write_environment(
+        self, execution: Execution, mesh_shape: dict[str, int], model: ModelConfig
+    ) -> bool:
+        """Add this start to environment.json, a list with one entry for each start of the run.
+
+        Returns whether the model's code, where it is from outside, is that of the first start.
+        """
         path = self.path / "environment.json"
         starts = []
         with contextlib.suppress(OSError, ValueError):
             starts = json.loads(path.read_text())
-        starts.append(environment(execution, mesh_shape))
+        code = code_from_outside(model)
+        starts.append(environment(execution, mesh_shape) | {"model_code": code})
         write_atomically(path, json.dumps(starts, indent=2) + "\n")
+        return starts[0].get("model_code") == code
 
     def write_scalars(self, epoch: int, scalars: Mapping[str, float]) -> None:
         """A point of each named curve in TensorBoard, over epochs.
@@ -204,6 +214,15 @@ def environment(execution: Execution, mesh_shape: dict[str, int]) -> dict[str, A
         | {"data_dir": str(execution.data_dir.resolve())},
         "git": _git_state(),
     }
+
+
+def code_from_outside(model: ModelConfig) -> dict[str, str] | None:
+    """Name and SHA-256 of the file that defines a model's config; None for the package's own."""
+    source = inspect.getsourcefile(type(model))
+    if source is None or Path(source).is_relative_to(Path(__file__).parent):
+        return None
+    content = Path(source).read_bytes()
+    return {"file": Path(source).name, "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def _git_state() -> dict[str, Any] | None:

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from mlp_research import comparison, datasets
+from mlp_research import comparison, datasets, sweep_figures
 from mlp_research.config import Execution, differences
 from mlp_research.fit import fit_program
 from mlp_research.grid import Member, Sweep
 from mlp_research.members import Lift, Members
+from mlp_research.metrics_log import Line
 from mlp_research.report import Report, aligned
 from mlp_research.run import NonFiniteError
 from mlp_research.run_folder import RunFolder, RunFolderError, read_json, write_atomically
@@ -185,8 +186,48 @@ def conclude(
     write_atomically(folder.path / "summary.csv", summary_csv(summary))
     for line in sentences(summary):
         report.say(line)
+    draw(sweep, folder.path, summary)
     report.facts({"summary": str(folder.path / "summary.json")})
     return summary
+
+
+def draw(sweep: Sweep, path: Path, summary: dict[str, Any]) -> None:
+    """The pictures of a sweep, from its summary and its programs' metrics.jsonl."""
+    chosen = summary["chosen_by_validation"]
+    if sweep.document["vary_stream"] or len(sweep.settings) == 1:
+        chosen = None
+    runs = curves(sweep, path)
+    title = f"{path.resolve().name}: {len(sweep.settings)} settings, {sweep.members} runs"
+    settings, lost = summary["settings"], summary["left_out"]
+    sweep_figures.accuracy(path / "accuracy.png", settings, lost, chosen, title=title)
+    sweep_figures.learning_curves(path / "learning_curves.png", runs, chosen, title=title)
+    sweep_figures.gradient_norm(path / "gradient_norm.png", runs, chosen, title=title)
+    if summary["variance_shares"]:
+        shares = summary["variance_shares"]
+        sweep_figures.variance_shares(path / "variance_shares.png", shares, title=title)
+
+
+def curves(sweep: Sweep, path: Path) -> list[sweep_figures.Runs]:
+    """Each setting's runs with their lines, read from the programs' metrics.jsonl."""
+    lines: dict[Member, list[Line]] = {}
+    for number, program in enumerate(sweep.programs):
+        lines |= {member: [] for member in program}
+        metrics = path / "programs" / f"{number:03}" / "metrics.jsonl"
+        if not metrics.exists():
+            continue
+        with metrics.open(encoding="utf-8") as file:
+            for text in file:
+                if '"split": "train"' not in text:  # the steps' lines are many, and not needed
+                    line = json.loads(text)
+                    lines[program[line.get("member", 0)]].append(line)
+    return [
+        sweep_figures.Runs(
+            setting.name,
+            tuple(lines[Member(index, seed)] for seed in range(len(setting.configs))),
+            setting.configs[0].optimizer.clip_norm,
+        )
+        for index, setting in enumerate(sweep.settings)
+    ]
 
 
 def sentences(summary: dict[str, Any]) -> Iterator[str]:

@@ -25,6 +25,8 @@ class SweepFlags(command_line.RunFlags):
     """Most members of one program, to bound memory; by default all that can share one."""
     lift: Literal["map", "vmap"] | None = None
     """Members of one device one after the other (by default on CPUs, to the bit) or batched."""
+    record: str | None = None
+    """Write the summary into docs/results.md, under this title."""
 
 
 PLANNED = ("seeds", "vary", "vary_stream", "members_per_program")
@@ -36,7 +38,7 @@ def main(argv: Sequence[str]) -> None:
         SweepFlags, argv, "Train many seeds and settings, and say what their differences are worth."
     )
     # Only now: --help and a usage error need none of it.
-    from mlp_research import grid, sweep
+    from mlp_research import grid, results, sweep
     from mlp_research.report import Report
     from mlp_research.run_folder import RunFolder, default_run_dir
     from mlp_research.stopping import Stopped
@@ -54,7 +56,22 @@ def main(argv: Sequence[str]) -> None:
             outcomes = sweep.run(plan, folder, flags.execution, flags.lift, report)
         except Stopped as stop:
             raise Stopped(stop.signal, run_dir) from None
-        sweep.conclude(plan, folder, outcomes, flags.execution, report)
+        summary = sweep.conclude(plan, folder, outcomes, flags.execution, report)
+    if flags.record is not None:
+        command = " ".join(["python scripts/sweep.py", *without(argv, "--run-dir", "--record")])
+        body = results.sweep_section(summary)
+        results.record(results.DOCUMENT, flags.record, flags.record, command, body)
+
+
+def without(argv: Sequence[str], *flags: str) -> list[str]:
+    """The command line without these flags and their values."""
+    kept, words = [], iter(argv)
+    for word in words:
+        if word in flags:
+            next(words, None)
+        else:
+            kept.append(word)
+    return kept
 
 
 def use_a_device_for_each_core() -> None:

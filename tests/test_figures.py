@@ -83,7 +83,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
         yield figure
         figures_.append(figure)
 
-    monkeypatch.setattr(figures, "_figure", keep)
+    monkeypatch.setattr(figures, "picture", keep)
     return figures_
 
 

@@ -1,0 +1,85 @@
+"""Measured results as sections of a document, each with its command, machine and date."""
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+DOCUMENT = Path(__file__).parent.parent / "docs" / "results.md"
+
+
+def record(document: Path, name: str, title: str, command: str, body: Sequence[str]) -> None:
+    """Write the section `name` into a Markdown document, in place of the one of that name."""
+    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    section = "\n".join(
+        [begin, f"## {title}", "", f"`{command}` ({today()}; {machine()})", "", *body, end]
+    )
+    text = document.read_text(encoding="utf-8") if document.exists() else "# Results\n"
+    found = re.compile(re.escape(begin) + ".*?" + re.escape(end), re.DOTALL)
+    if found.search(text):
+        text = found.sub(lambda _: section, text)
+    else:
+        text = f"{text.rstrip()}\n\n{section}\n"
+    document.write_text(text, encoding="utf-8")
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a Markdown table; the first column to the left, the others to the right."""
+    rule = ["---", *["---:"] * (len(headings) - 1)]
+    return [f"| {' | '.join(cells)} |" for cells in (headings, rule, *rows)]
+
+
+def today() -> str:
+    return datetime.datetime.now(datetime.UTC).date().isoformat()
+
+
+def machine() -> str:
+    """Processor, cores and the versions that decide speed and numbers."""
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("jax", "numpy"))
+    return (
+        f"{processor()}, {len(os.sched_getaffinity(0))} cores, "
+        f"Python {platform.python_version()}, {versions}"
+    )
+
+
+def processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def sweep_section(summary: Mapping[str, Any]) -> list[str]:
+    """A sweep's summary as Markdown: a row a setting, then a sentence for each claim."""
+    rows = [
+        [
+            setting["setting"],
+            str(setting["test"]["n"]),
+            *(_points(setting["test"][name]) for name in ("mean", "standard_deviation")),
+            f"{_points(setting['test']['low'])} to {_points(setting['test']['high'])}",
+            _points(setting["validation"]["mean"]) if setting["validation"] else "-",
+        ]
+        for setting in summary["settings"]
+    ]
+    headings = ["setting", "seeds", "test %", "standard deviation", "95 % interval", "validation %"]
+    lines = table(headings, rows)
+    sentences = [compared["sentence"] for compared in summary["comparisons"]]
+    for stream, share in (summary["variance_shares"] or {}).items():
+        ends = f"{_points(share['low'])} to {_points(share['high'])}"
+        sentences.append(
+            f"{stream}: {_points(share['estimate'])} % of the variance of test accuracy "
+            f"(95 % interval {ends})"
+        )
+    for lost in summary["left_out"]:
+        sentences.append(f"left out, not finite: {lost['setting']}, seed {lost['seed']}")
+    return [*lines, *(["", *(f"- {sentence}" for sentence in sentences)] if sentences else [])]
+
+
+def _points(fraction: float | None) -> str:
+    return "-" if fraction is None else f"{100 * fraction:.2f}"

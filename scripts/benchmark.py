@@ -1,0 +1,169 @@
+"""Measure speed as ratios within one run: python scripts/benchmark.py WHAT [--repeats N].
+
+epoch      an epoch through `fit`, the bare scan over chunks in memory, the lesson's loop
+start      from process start to trained: preset `fast`, cold and warm compile cache, the lesson
+contracts  shape contracts on and off: import, first call, steady epoch
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from mlp_research import command_line, results
+
+SCRIPTS = Path(__file__).parent
+Times = dict[str, list[float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Flags:
+    """What is measured."""
+
+    what: Annotated[Literal["epoch", "start", "contracts"], tyro.conf.Positional]
+    """The comparison."""
+    repeats: int = 5
+    """Measurements of each; they alternate, and the medians are compared."""
+    record: bool = False
+    """Write the table into docs/results.md."""
+
+
+def main(argv: Sequence[str]) -> None:
+    flags = tyro.cli(Flags, args=argv, description=__doc__)
+    measure, title, base = COMPARISONS[flags.what]
+    with tempfile.TemporaryDirectory() as folder:
+        times = measure(flags.repeats, Path(folder))
+    lines = results.table(
+        ("", "median s", "least s", "largest s", f"ratio to {base}"),
+        [
+            (name, *(f"{f(seconds):.3f}" for f in (statistics.median, min, max)), ratio)
+            for name, seconds in times.items()
+            for ratio in [f"{statistics.median(seconds) / statistics.median(times[base]):.3f}"]
+        ],
+    )
+    print("\n".join(lines))
+    if flags.record:
+        command = f"python scripts/benchmark.py {flags.what} --repeats {flags.repeats}"
+        results.record(results.DOCUMENT, f"benchmark {flags.what}", title, command, lines)
+
+
+def epoch(repeats: int, folder: Path) -> Times:
+    """Seconds of one epoch of 60,000 images, warmed: evaluation and checkpoint are timed apart."""
+    import jax
+    import jax.random as jr
+
+    from mlp_research.config import PRESETS, Execution, TrainConfig
+    from mlp_research.experiment import Experiment
+    from mlp_research.fit import fit
+    from mlp_research.report import Report
+
+    sys.path.insert(0, str(SCRIPTS / "peers"))
+    import lesson
+
+    config = PRESETS["lesson"].model_copy(update={"train": TrainConfig(epochs=3)})
+    bare = Experiment.of(config, Execution(resident=False))
+    state = bare.compile(bare.init())
+    plan = bare.chunk_plan(0)
+    first_epoch = plan.plan.steps_per_epoch
+    spans = zip(bare.chunks(0), plan.spans(), strict=True)
+    chunks = [chunk for chunk, (start, _) in spans if start < first_epoch]
+    images, labels = lesson.on_device(bare.data.train.images, bare.data.train.labels)
+    parameters = lesson.init(jr.key(0))
+    optimizer_state = lesson.optimizer.init(parameters)
+    times: Times = {"fit": [], "bare scan": [], "lesson's loop": []}
+    for repeat in range(repeats + 1):  # the first warms up and is not counted
+        run_dir = folder / str(repeat)
+        fit(config, run_dir=run_dir, report=Report(quiet=True))
+        lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+        epochs = [line["train_seconds"] for line in lines if line["split"] == "epoch"]
+        times["fit"].append(statistics.median(epochs))
+        with timed(times["bare scan"]):
+            for chunk in chunks:
+                state, _ = bare.train_steps(state, bare.settings, chunk)
+            jax.block_until_ready(state.step)
+        with timed(times["lesson's loop"]):
+            parameters, optimizer_state = lesson.train_epoch(
+                parameters, optimizer_state, jr.key(repeat), images, labels
+            )
+    return {name: seconds[1:] for name, seconds in times.items()}
+
+
+def start(repeats: int, folder: Path) -> Times:
+    """Seconds from the start of a process to its end, the lesson's to its best test accuracy."""
+    times: Times = {"lesson": [], "fast, cold cache": [], "fast, warm cache": []}
+    for repeat in range(repeats):
+        times["lesson"].append(lesson_to_its_best())
+        caches = os.environ | {"XDG_CACHE_HOME": str(folder / f"cache-{repeat}")}
+        for cache in ("cold", "warm"):
+            words = ("fast", "--run-dir", str(folder / f"{cache}-{repeat}"))
+            with timed(times[f"fast, {cache} cache"]):
+                call(SCRIPTS / "train.py", *words, environment=caches)
+    return times
+
+
+def lesson_to_its_best() -> float:
+    """Seconds until the lesson's program printed the epoch that is its best of ten."""
+    began = time.perf_counter()
+    command = [sys.executable, str(SCRIPTS / "peers" / "lesson.py")]
+    reached = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            accuracy = float(line.partition("test")[2].split()[0])
+            reached.append((accuracy, -(time.perf_counter() - began)))
+    return -max(reached)[1]
+
+
+def contracts(repeats: int, folder: Path) -> Times:
+    """Seconds with and without shape contracts; the compile cache is off."""
+    times: Times = {}
+    for repeat in range(repeats):
+        for switch in ("off", "on"):
+            environment = os.environ | {"MLP_RESEARCH_CONTRACTS": switch}
+            with timed(times.setdefault(f"import, {switch}", [])):
+                call("-c", "import mlp_research", environment=environment)
+            run_dir = folder / f"{switch}-{repeat}"
+            words = ("--no-compile-cache", "--train.epochs", "5", "--run-dir", str(run_dir))
+            call(SCRIPTS / "train.py", *words, environment=environment)
+            result = json.loads((run_dir / "result.json").read_text())
+            lines = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+            epochs = [line["train_seconds"] for line in lines if line["split"] == "epoch"]
+            times.setdefault(f"first calls, {switch}", []).append(result["compile_seconds"])
+            times.setdefault(f"steady epoch, {switch}", []).append(statistics.median(epochs[1:]))
+    return dict(sorted(times.items()))
+
+
+def call(*words: object, environment: dict[str, str]) -> None:
+    subprocess.run(
+        [sys.executable, *map(str, words)],
+        env=environment,
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+
+
+@contextlib.contextmanager
+def timed(seconds: list[float]) -> Iterator[None]:
+    began = time.perf_counter()
+    yield
+    seconds.append(time.perf_counter() - began)
+
+
+COMPARISONS: dict[str, tuple[Callable[[int, Path], Times], str, str]] = {
+    "epoch": (epoch, "An epoch through `fit`", "bare scan"),
+    "start": (start, "From process start to trained", "lesson"),
+    "contracts": (contracts, "What shape contracts cost", "steady epoch, off"),
+}
+
+if __name__ == "__main__":
+    command_line.run(main)
