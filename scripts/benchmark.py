@@ -2,11 +2,13 @@
 
 epoch      an epoch through `fit`, the bare scan over chunks in memory, the lesson's loop
 start      from process start to trained: preset `fast`, cold and warm compile cache, the lesson
+members    eight seeds in one program and one seed alone, per step and member
 contracts  shape contracts on and off: import, first call, steady epoch
 """
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import os
 import statistics
@@ -30,7 +32,7 @@ Times = dict[str, list[float]]
 class Flags:
     """What is measured."""
 
-    what: Annotated[Literal["epoch", "start", "contracts"], tyro.conf.Positional]
+    what: Annotated[Literal["epoch", "start", "members", "contracts"], tyro.conf.Positional]
     """The comparison."""
     repeats: int = 5
     """Measurements of each; they alternate, and the medians are compared."""
@@ -124,6 +126,39 @@ def lesson_to_its_best() -> float:
     return -max(reached)[1]
 
 
+def members(repeats: int, folder: Path) -> Times:
+    """Seconds per 1000 steps and member of the default MLP, alone and eight in one program."""
+    import jax
+
+    jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
+    from mlp_research.config import Config, Execution
+    from mlp_research.experiment import Experiment
+    from mlp_research.members import Members
+
+    execution = Execution(mesh_data=1)
+    configs = [Config(seed=seed) for seed in range(8)]
+    programs = {
+        "single run": Experiment.of(configs[0], execution),
+        "8 members, map": Members.of(configs, execution, "map"),
+        "8 members, vmap": Members.of(configs, execution, "vmap"),
+    }
+    states = {name: program.compile(program.init()) for name, program in programs.items()}
+    chunks = {
+        name: list(itertools.islice(program.chunks(0), 6)) for name, program in programs.items()
+    }
+    times: Times = {name: [] for name in programs}
+    for _ in range(repeats + 1):  # the first warms up and is not counted
+        for name, program in programs.items():
+            spent: list[float] = []
+            with timed(spent):
+                for chunk in chunks[name]:
+                    states[name] = program.train_steps(states[name], program.settings, chunk)[0]
+                jax.block_until_ready(states[name].step)
+            steps = sum(int(chunk.count) for chunk in chunks[name]) * len(program.marks)
+            times[name].append(1000 * spent[0] / steps)
+    return {name: seconds[1:] for name, seconds in times.items()}
+
+
 def contracts(repeats: int, folder: Path) -> Times:
     """Seconds with and without shape contracts; the compile cache is off."""
     times: Times = {}
@@ -162,6 +197,7 @@ def timed(seconds: list[float]) -> Iterator[None]:
 COMPARISONS: dict[str, tuple[Callable[[int, Path], Times], str, str]] = {
     "epoch": (epoch, "An epoch through `fit`", "bare scan"),
     "start": (start, "From process start to trained", "lesson"),
+    "members": (members, "Many members in one program", "single run"),
     "contracts": (contracts, "What shape contracts cost", "steady epoch, off"),
 }
 
