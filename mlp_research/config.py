@@ -14,13 +14,14 @@ from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, Serial
 
 from mlp_research.datasets import DEFAULT_DIRECTORY, DataConfig
 from mlp_research.frozen import ConfigError, Failure, Frozen
-from mlp_research.models import MODELS, MLPConfig, ModelConfig
+from mlp_research.models import MODELS, MixerConfig, MLPConfig, ModelConfig, ResidualConfig
 from mlp_research.optimizers import (
     OPTIMIZERS,
     SCHEDULES,
     AdamConfig,
     AdamWConfig,
     ConstantConfig,
+    LinearConfig,
     OneCycleConfig,
     OptimizerConfig,
     ScheduleConfig,
@@ -191,6 +192,16 @@ PRESETS: dict[str, Config] = {
         optimizer=AdamWConfig(learning_rate=3e-3),
         schedule=OneCycleConfig(),
         train=TrainConfig(epochs=3),
+    ),
+    "residual": Config(
+        model=ResidualConfig(),
+        optimizer=AdamConfig(learning_rate=4e-3),
+        schedule=LinearConfig(),
+    ),
+    "mixer": Config(
+        model=MixerConfig(),
+        optimizer=AdamConfig(learning_rate=4e-3),
+        schedule=LinearConfig(),
     ),
     "wide-dropout": Config(
         data=DataConfig(validation=0),

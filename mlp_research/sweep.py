@@ -153,10 +153,11 @@ def _comparisons(alive: dict[str, dict[int, Outcome]], labels: np.ndarray) -> li
 
 def _shares(sweep: Sweep, alive: dict[str, dict[int, Outcome]]) -> dict[str, Any] | None:
     """The share of the variance of test accuracy that each stream causes, where streams vary."""
-    if not sweep.document["vary_stream"]:
-        return None
     accuracies = {name: [o.test for o in found.values()] for name, found in alive.items()}
-    together = accuracies.pop("all together")
+    together = accuracies.pop("all together", [])
+    # Of one run, or of runs that all end alike, there is no variance to share.
+    if not sweep.document["vary_stream"] or len(set(together)) < 2:
+        return None
     shares = comparison.variance_shares(accuracies, together)
     return {name: dataclasses.asdict(share) for name, share in shares.items()}
 
@@ -251,7 +252,8 @@ def sentences(summary: dict[str, Any]) -> Iterator[str]:
         yield compared["sentence"]
     for stream, share in (summary["variance_shares"] or {}).items():
         yield f"{stream}: {_share(share)} of the variance of test accuracy"
-    if summary["chosen_by_validation"] and len(summary["settings"]) > 1:
+    compared = len(summary["settings"]) > 1 and not summary["variance_shares"]
+    if summary["chosen_by_validation"] and compared:
         yield (
             f"best by validation: {summary['chosen_by_validation']}. The test set is reported "
             "once, and chose nothing."

@@ -6,14 +6,16 @@ from pathlib import Path
 
 import pytest
 
-# JAX reads these when it is imported; the processes that tests start inherit them.
-_compile_cache = tempfile.TemporaryDirectory(prefix="mlp-research-tests-")
-os.environ |= {
-    "JAX_NUM_CPU_DEVICES": "8",
-    "JAX_NUMPY_RANK_PROMOTION": "raise",
-    "JAX_COMPILATION_CACHE_DIR": _compile_cache.name,
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-}
+# JAX reads these when it is imported. The workers of a parallel session inherit them, and share
+# its compile cache; so do the processes that tests start.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    _compile_cache = tempfile.TemporaryDirectory(prefix="mlp-research-tests-")
+    os.environ |= {
+        "JAX_NUM_CPU_DEVICES": "8",
+        "JAX_NUMPY_RANK_PROMOTION": "raise",
+        "JAX_COMPILATION_CACHE_DIR": _compile_cache.name,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
 
 from tests.made import write_data  # noqa: E402
 

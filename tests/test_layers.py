@@ -8,14 +8,14 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LEVELS = [
     ["contracts", "frozen", "shapes"],
-    ["prng", "datasets", "comparison", "predictions", "figures", "report"],
+    ["prng", "datasets", "comparison", "predictions", "figures", "report", "results"],
     ["stopping", "profiling", "compile_cache", "sweep_figures"],
     ["models", "objectives", "optimizers", "loader", "sharding", "checkpoint"],
     ["config", "step", "anatomy", "per_example", "curvature"],
     ["experiment", "metrics_log"],
     ["members", "run_folder"],
     ["run", "grid", "command_line", "promises"],
-    ["fit", "model_promises"],
+    ["fit", "model_promises", "loader_promises", "optimizer_promises"],
     ["sweep", "training_promises"],
     ["testing"],
 ]

@@ -142,7 +142,7 @@ class MixerConfig(ModelConfig, frozen=True):
         )
 
     def _feed_forward(self, size: int, hidden: int, *, key: RandomKey) -> FeedForward:
-        """Each of the 2 x blocks branches starts with variance 1 / (2 x blocks)."""
+        """Its output starts with a variance of about 1 / (2 x blocks), the number of branches."""
         inner_key, outer_key = jr.split(key)
         return FeedForward(
             inner=he_linear(size, hidden, key=inner_key),

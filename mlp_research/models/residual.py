@@ -76,9 +76,9 @@ class ResidualMLP(eqx.Module):
 
 
 class ResidualConfig(ModelConfig, frozen=True):
-    """A residual multilayer perceptron whose stream grows at most by its own size at the start.
+    """A residual multilayer perceptron whose branches together start as large at any depth.
 
-    Each branch starts with variance 1 / blocks, as in GPT-2 (Radford et al. 2019, section 2.3).
+    Each starts with a variance of about 1 / blocks, as in GPT-2 (Radford et al. 2019, section 2.3).
     """
 
     kind: Literal["residual"] = "residual"

@@ -1,0 +1,381 @@
+"""The contract suite: what is sound passes, and each promise can be broken and is then named."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from mlp_research import checkpoint, loader_promises, step
+from mlp_research.frozen import ConfigError
+from mlp_research.loader import ChunkPlan, Plan
+from mlp_research.models import MODELS, MixerConfig, MLPConfig, ModelConfig, ResidualConfig
+from mlp_research.optimizers import (
+    OPTIMIZERS,
+    SCHEDULES,
+    AdamConfig,
+    AdamWConfig,
+    OptimizerConfig,
+    ScheduleConfig,
+    SGDConfig,
+)
+from mlp_research.shapes import Split
+from mlp_research.testing import (
+    LOADER_PROMISES,
+    OPTIMIZER_PROMISES,
+    PROMISES,
+    ContractBroken,
+    check_loader,
+    check_model,
+    check_optimizer,
+)
+from tests.broken_models import BROKEN, CLASSES, IMAGE_SHAPE, Broken, Sound
+
+
+def broken_promises(check: Callable, *arguments: Any, **options: Any) -> set[str]:
+    """The names in a check's report; none where it passes."""
+    try:
+        check(*arguments, **options)
+    except ContractBroken as report:
+        return set(report.broken)
+    return set()
+
+
+# Models
+
+
+@pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
+def test_every_model_of_the_table_keeps_every_promise(config: Any):
+    def build(*, key):
+        return config().build((28, 28), 10, key=key)
+
+    check_model(build, image_shape=(28, 28), classes=10)
+
+
+VARIANTS: dict[str, ModelConfig] = {
+    "mlp": MLPConfig(widths=(32,), normalisation="layer", dropout=0.2, input_dropout=0.1),
+    "residual": ResidualConfig(width=16, blocks=1, gated=True, normalisation="layer", dropout=0),
+}
+
+
+@pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
+def test_every_variant_of_a_model_keeps_every_promise(config: ModelConfig):
+    def build(*, key):
+        return config.build(IMAGE_SHAPE, CLASSES, key=key)
+
+    check_model(build, image_shape=IMAGE_SHAPE, classes=CLASSES)
+
+
+def test_equinox_own_perceptron_keeps_every_promise():
+    def build(*, key):
+        return eqx.nn.MLP(784, 10, 64, 2, key=key)
+
+    check_model(build, image_shape=(28, 28), classes=10)
+
+
+def test_the_sound_model_that_the_broken_ones_are_made_of_is_sound():
+    check_model(Sound, image_shape=IMAGE_SHAPE, classes=CLASSES)
+
+
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.name)
+def test_a_broken_promise_is_named_with_exactly_what_follows_from_it(broken: Broken):
+    found = broken_promises(check_model, broken.build, image_shape=IMAGE_SHAPE, classes=CLASSES)
+    assert found == {broken.promise, *broken.follows}
+
+
+def test_each_promise_of_a_model_is_broken_on_purpose():
+    assert {broken.promise for broken in BROKEN} == set(PROMISES)
+
+
+def test_the_report_tells_every_broken_promise_and_why():
+    with pytest.raises(ContractBroken) as caught:
+        check_model(
+            lambda *, key: eqx.tree_at(lambda model: model.head.bias, Sound(key=key), jnp.ones(4)),
+            image_shape=IMAGE_SHAPE,
+            classes=CLASSES,
+        )
+    report = caught.value
+    assert len(report.broken) > 1
+    for name, explanation in report.broken.items():
+        assert f"{name}: {explanation}" in str(report)
+    assert f"{len(report.broken)} of {len(PROMISES)}" in str(report)
+
+
+def test_a_config_that_does_not_fit_the_image_is_reported_with_its_own_words():
+    with pytest.raises(ContractBroken) as caught:
+        check_model(
+            lambda *, key: MixerConfig(patch_size=3).build((4, 4), 3, key=key),
+            image_shape=(4, 4),
+            classes=3,
+        )
+    assert "patch_size is 3" in caught.value.broken["can_be_built"]
+
+
+# Optimizers
+
+
+@pytest.mark.parametrize("rule", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_every_update_rule_keeps_every_promise(rule: Any):
+    check_optimizer(rule)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
+def test_every_schedule_keeps_every_promise(schedule: Any):
+    check_optimizer(lambda: (SGDConfig(nesterov=True), schedule()))
+
+
+class Rule(OptimizerConfig, frozen=True):
+    """Plain gradient descent, which keeps every promise; the broken rules are made of it."""
+
+    kind: Literal["rule"] = "rule"
+
+    def direction(self, settings):
+        return optax.identity()
+
+
+def mapped(function: Callable) -> optax.GradientTransformation:
+    """The direction as a function of each gradient and its parameter."""
+    return optax.stateless(lambda updates, params: jax.tree.map(function, updates, params))
+
+
+class Counts(Rule, frozen=True):
+    """Its state starts as a Python number and goes on as an array."""
+
+    def direction(self, settings):
+        return optax.GradientTransformation(
+            lambda params: 0, lambda updates, state, params=None: (updates, state + 1)
+        )
+
+
+class Deaf(Rule, frozen=True):
+    momentum: float = 0.9
+
+    def direction(self, settings):
+        return optax.trace(self.momentum)
+
+
+class Squares(Rule, frozen=True):
+    """The learning rate enters twice."""
+
+    def direction(self, settings):
+        return optax.scale(settings.learning_rate)
+
+
+class Uphill(Rule, frozen=True):
+    def direction(self, settings):
+        return optax.scale(-1.0)
+
+
+class DividesByNorm(Rule, frozen=True):
+    def direction(self, settings):
+        return mapped(lambda gradient, _: gradient / jnp.linalg.norm(gradient))
+
+
+class Drifts(Rule, frozen=True):
+    def direction(self, settings):
+        return mapped(lambda gradient, _: gradient + 1e-3)
+
+
+class DecaysAll(Rule, frozen=True):
+    weight_decay: float = 0.1
+
+    def direction(self, settings):
+        return mapped(lambda gradient, weight: gradient + settings.weight_decay * weight)
+
+
+class Doubled(ScheduleConfig, frozen=True):
+    kind: Literal["doubled"] = "doubled"
+
+    def shape(self, total_steps):
+        return optax.constant_schedule(2.0)
+
+
+class WithoutSteps(ScheduleConfig, frozen=True):
+    kind: Literal["without-steps"] = "without-steps"
+
+    def shape(self, total_steps):
+        raise ConfigError("no steps")
+
+
+BROKEN_OPTIMIZERS: list[tuple[Callable, str, tuple[str, ...]]] = [
+    (lambda: (Rule(), WithoutSteps()), "can_be_built", ()),
+    (Counts, "is_compiled_once", ("saves_and_restores",)),
+    (Deaf, "heeds_its_settings", ()),
+    (lambda: (Rule(), Doubled()), "keeps_the_schedule_in_bounds", ()),
+    (Squares, "applies_the_logged_rate", ()),
+    (Uphill, "goes_downhill", ()),
+    (DividesByNorm, "gives_finite_updates", ("leaves_parameters_alone_without_gradient",)),
+    (Drifts, "leaves_parameters_alone_without_gradient", ()),
+    (DecaysAll, "decays_matrices_only", ()),
+]
+
+
+def test_the_rule_that_the_broken_ones_are_made_of_is_sound():
+    check_optimizer(Rule)
+
+
+@pytest.mark.parametrize(
+    ("build", "promise", "follows"), BROKEN_OPTIMIZERS, ids=[row[1] for row in BROKEN_OPTIMIZERS]
+)
+def test_a_broken_optimizer_is_named_with_exactly_what_follows(build, promise, follows):
+    assert broken_promises(check_optimizer, build) == {promise, *follows}
+
+
+def test_clipping_that_scales_too_little_is_named(monkeypatch: pytest.MonkeyPatch):
+    clip = step.clip_by_global_norm
+    monkeypatch.setattr(step, "clip_by_global_norm", lambda tree, norm: clip(tree, 2 * norm))
+    assert broken_promises(check_optimizer, AdamConfig) == {"clips_the_gradient"}
+
+
+def test_a_checkpoint_that_loses_bits_of_the_optimizer_is_named(monkeypatch: pytest.MonkeyPatch):
+    save = checkpoint.Checkpoints.save
+
+    def rounded(self, step, state, notes, accuracy):
+        half = jax.tree.map(
+            lambda leaf: (
+                leaf.astype(jnp.float16).astype(leaf.dtype) if eqx.is_inexact_array(leaf) else leaf
+            ),
+            state,
+        )
+        save(self, step, half, notes, accuracy)
+
+    monkeypatch.setattr(checkpoint.Checkpoints, "save", rounded)
+    assert broken_promises(check_optimizer, AdamWConfig) == {"saves_and_restores"}
+
+
+def test_each_promise_of_an_optimizer_is_broken_on_purpose():
+    by_monkeypatch = {"clips_the_gradient", "saves_and_restores"}
+    assert {row[1] for row in BROKEN_OPTIMIZERS} | by_monkeypatch == set(OPTIMIZER_PROMISES)
+
+
+# Loaders
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch_size", "epochs"), [(103, 8, 3), (64, 16, 2), (30, 1, 2), (31, 10, 4)]
+)
+def test_the_plan_keeps_every_promise(rows: int, batch_size: int, epochs: int):
+    check_loader(lambda *, seed: Plan(seed, rows, batch_size, epochs))
+
+
+class DrawsWithReplacement(Plan):
+    def permutation(self, epoch):
+        generator = np.random.default_rng([self.seed, epoch])
+        return generator.integers(0, self.rows, self.rows, dtype=np.int32)
+
+
+class LosesChunks(ChunkPlan):
+    def __len__(self):
+        return super().__len__() - 1
+
+
+class LosesItsEnd(Plan):
+    def chunks(self, position, steps_per_call):
+        return LosesChunks(self, position, min(steps_per_call, self.steps_per_epoch))
+
+
+class RepeatsABatch(Plan):
+    """Every second step of an epoch is the one before it once more."""
+
+    def indices(self, start, steps):
+        rows = [start + step - (start + step) % self.steps_per_epoch % 2 for step in range(steps)]
+        return np.concatenate([super(RepeatsABatch, self).indices(row, 1) for row in rows])
+
+
+class CountsFromOne(Plan):
+    def indices(self, start, steps):
+        return super().indices(start, steps) + 1
+
+
+class Unseeded(Plan):
+    def permutation(self, epoch):
+        if epoch not in self._permutations:
+            order = np.random.default_rng().permutation(self.rows)
+            self._permutations[epoch] = order.astype(np.int32)
+        return self._permutations[epoch]
+
+
+class OneOrder(Plan):
+    def permutation(self, epoch):
+        return super().permutation(0)
+
+
+class SumsSeedAndEpoch(Plan):
+    def permutation(self, epoch):
+        return np.random.default_rng(self.seed + epoch).permutation(self.rows).astype(np.int32)
+
+
+class ResumesAtEpochs(Plan):
+    """Forgets how far into an epoch it was."""
+
+    def chunks(self, position, steps_per_call):
+        return super().chunks(position - position % self.steps_per_epoch, steps_per_call)
+
+
+class ShuffledChunks(ChunkPlan):
+    def rows(self, index):
+        rows, count = super().rows(index)
+        return (rows[::-1] if self.capacity == count == 3 else rows), count
+
+
+class ShufflesInChunks(Plan):
+    """The steps of a chunk of three come in another order."""
+
+    def chunks(self, position, steps_per_call):
+        return ShuffledChunks(self, position, min(steps_per_call, self.steps_per_epoch))
+
+
+class TooShort(Plan):
+    def __init__(self, seed, rows, batch_size, epochs):
+        super().__init__(seed, rows, rows, 1)
+
+
+REBUILDS = (
+    "resumes_at_any_step",
+    "gives_the_same_batches_for_any_chunk_length",
+    "streams_what_it_plans",
+)
+"""What compares the plan in chunks of one step with another stream of it."""
+
+BROKEN_PLANS: list[tuple[type[Plan], str, tuple[str, ...]]] = [
+    (TooShort, "can_be_built", ()),
+    (DrawsWithReplacement, "orders_every_row_each_epoch", ("trains_on_no_row_twice_an_epoch",)),
+    (LosesItsEnd, "gives_full_batches", REBUILDS),
+    (RepeatsABatch, "trains_on_no_row_twice_an_epoch", ()),
+    (CountsFromOne, "stays_within_the_training_rows", ("streams_what_it_plans",)),
+    (Unseeded, "repeats_the_order_of_its_seed", REBUILDS),
+    (OneOrder, "changes_the_order_every_epoch", ()),
+    (SumsSeedAndEpoch, "changes_the_order_with_the_seed", ()),
+    (ResumesAtEpochs, "resumes_at_any_step", ()),
+    (ShufflesInChunks, "gives_the_same_batches_for_any_chunk_length", ()),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "promise", "follows"), BROKEN_PLANS, ids=[row[0].__name__ for row in BROKEN_PLANS]
+)
+def test_a_broken_plan_is_named_with_exactly_what_follows(kind, promise, follows):
+    def build(*, seed):
+        return kind(seed, 103, 8, 3)
+
+    assert broken_promises(check_loader, build) == {promise, *follows}
+
+
+def test_a_stream_that_gathers_other_rows_than_planned_is_named(monkeypatch: pytest.MonkeyPatch):
+    stream = loader_promises.train_chunks
+
+    def reversed_rows(chunks, split):
+        return stream(chunks, Split(split.images[::-1].copy(), split.labels))
+
+    monkeypatch.setattr(loader_promises, "train_chunks", reversed_rows)
+    found = broken_promises(check_loader, lambda *, seed: Plan(seed, 103, 8, 3))
+    assert found == {"streams_what_it_plans"}
+
+
+def test_each_promise_of_a_loader_is_broken_on_purpose():
+    by_monkeypatch = {"streams_what_it_plans"}
+    assert {row[1] for row in BROKEN_PLANS} | by_monkeypatch == set(LOADER_PROMISES)
