@@ -1,6 +1,7 @@
 """Multilayer perceptrons in JAX and Equinox: research whose numbers can be believed."""
 
 import gc
+from typing import TYPE_CHECKING, Any
 
 _collecting = gc.isenabled()
 gc.disable()  # imports make what lasts: looking for garbage among it takes a quarter of their time
@@ -28,5 +29,19 @@ from mlp_research.models import ModelConfig as ModelConfig  # noqa: E402
 from mlp_research.models import ResidualConfig as ResidualConfig  # noqa: E402
 from mlp_research.models import ResidualMLP as ResidualMLP  # noqa: E402
 
+if TYPE_CHECKING:
+    from mlp_research.testing import check_loader as check_loader
+    from mlp_research.testing import check_model as check_model
+    from mlp_research.testing import check_optimizer as check_optimizer
+
 if _collecting:
     gc.enable()
+
+
+def __getattr__(name: str) -> Any:
+    """The checks, imported when they are first asked for: only tests need them."""
+    if name in ("check_loader", "check_model", "check_optimizer"):
+        from mlp_research import testing
+
+        return getattr(testing, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -87,6 +87,9 @@ class Checkpoints:
         if step in self.steps:
             return
         arrays = eqx.filter(state, eqx.is_array)
+        empty = [path for path, leaf in by_path(arrays).items() if leaf.size == 0]
+        if empty:  # Orbax fails in the background, and then holds the process for minutes
+            raise CheckpointError(f"arrays without a number cannot be saved: {', '.join(empty)}")
         metadata: Any = {
             "notes": notes,
             "fingerprint": fingerprint(arrays),

@@ -30,7 +30,7 @@ class Plan:
     batch_size: int
     epochs: int
     _permutations: dict[int, np.ndarray] = dataclasses.field(
-        default_factory=dict, repr=False, compare=False
+        default_factory=dict, init=False, repr=False, compare=False
     )
 
     def __post_init__(self):

@@ -80,10 +80,7 @@ class Members:
             ),
             configs=tuple(configs),
             mesh=mesh,
-            plans=tuple(
-                dataclasses.replace(base, seed=c.stream_seed("order"), _permutations={})
-                for c in configs
-            ),
+            plans=tuple(dataclasses.replace(base, seed=c.stream_seed("order")) for c in configs),
             settings=settings[0],
             lift=chosen,
             train_steps=_compile_train_steps(each),

@@ -17,7 +17,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
 
-from tests.made import write_data  # noqa: E402
+from tests.made import write_data
 
 
 @pytest.fixture(scope="session")
