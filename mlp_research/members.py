@@ -191,8 +191,11 @@ class Members:
     def facts(self, step: int) -> dict[str, str]:
         """What a program says it is before it starts at `step`."""
         devices = f"{self.mesh.size} ({jax.devices()[0].device_kind}), {self.lift} within each"
-        members = f"{len(self.configs)}, seeds {', '.join(str(c.seed) for c in self.configs)}"
-        return self.experiment.facts(step) | {"members": members, "devices": devices}
+        seeds = sorted({config.seed for config in self.configs})
+        members = f"{len(self.configs)}, with seeds from {seeds[0]} to {seeds[-1]}"
+        facts = self.experiment.facts(step)
+        alike = facts["model"].partition(", seed ")[0]
+        return facts | {"model": alike, "members": members, "devices": devices}
 
     @property
     def _members(self) -> range:

@@ -14,10 +14,9 @@ LEVELS = [
     ["config", "step", "anatomy", "per_example", "curvature"],
     ["experiment", "metrics_log"],
     ["members", "run_folder"],
-    ["run", "grid", "command_line", "promises"],
-    ["fit", "model_promises", "loader_promises", "optimizer_promises"],
-    ["sweep", "training_promises"],
-    ["testing"],
+    ["run", "grid", "command_line"],
+    ["fit", "testing"],
+    ["sweep"],
 ]
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
 FILES = sorted((ROOT / "mlp_research").rglob("*.py"))

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from mlp_research import checkpoint, loader_promises, step
+from mlp_research import checkpoint, step
 from mlp_research.frozen import ConfigError
 from mlp_research.loader import ChunkPlan, Plan
 from mlp_research.models import MODELS, MixerConfig, MLPConfig, ModelConfig, ResidualConfig
@@ -32,6 +32,7 @@ from mlp_research.testing import (
     check_loader,
     check_model,
     check_optimizer,
+    loaders,
 )
 from tests.broken_models import BROKEN, CLASSES, IMAGE_SHAPE, Broken, Sound
 
@@ -366,12 +367,12 @@ def test_a_broken_plan_is_named_with_exactly_what_follows(kind, promise, follows
 
 
 def test_a_stream_that_gathers_other_rows_than_planned_is_named(monkeypatch: pytest.MonkeyPatch):
-    stream = loader_promises.train_chunks
+    stream = loaders.train_chunks
 
     def reversed_rows(chunks, split):
         return stream(chunks, Split(split.images[::-1].copy(), split.labels))
 
-    monkeypatch.setattr(loader_promises, "train_chunks", reversed_rows)
+    monkeypatch.setattr(loaders, "train_chunks", reversed_rows)
     found = broken_promises(check_loader, lambda *, seed: Plan(seed, 103, 8, 3))
     assert found == {"streams_what_it_plans"}
 

@@ -6,14 +6,14 @@ Each check runs a whole table of promises and raises `ContractBroken` with every
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mlp_research import loader_promises as loader
-from mlp_research import model_promises as model
-from mlp_research import optimizer_promises as optimizer
-from mlp_research import training_promises as training
 from mlp_research.loader import Plan
 from mlp_research.optimizers import OptimizerConfig, ScheduleConfig
-from mlp_research.promises import ContractBroken as ContractBroken
-from mlp_research.promises import Fault, check_promises
+from mlp_research.testing import loaders as loader
+from mlp_research.testing import models as model
+from mlp_research.testing import optimizers as optimizer
+from mlp_research.testing import training
+from mlp_research.testing.promises import ContractBroken as ContractBroken
+from mlp_research.testing.promises import Fault, check_promises
 
 
 def check_model(build: Callable[..., Any], *, image_shape: tuple[int, int], classes: int) -> None:

@@ -18,7 +18,8 @@ import numpy as np
 from jaxtyping import Array, Float, Float32, Int32, PyTree
 
 from mlp_research.objectives import cross_entropy
-from mlp_research.promises import (
+from mlp_research.shapes import HostOrDevice
+from mlp_research.testing.promises import (
     Fault,
     compiled_quickly,
     differs,
@@ -28,7 +29,6 @@ from mlp_research.promises import (
     short,
     trees_differ,
 )
-from mlp_research.shapes import HostOrDevice
 
 EXAMPLES = 32
 DRAWS = 8

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 
 from mlp_research.loader import Plan, train_chunks
-from mlp_research.promises import Fault
 from mlp_research.shapes import Split
+from mlp_research.testing.promises import Fault
 
 
 @dataclasses.dataclass(frozen=True)

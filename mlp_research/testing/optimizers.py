@@ -25,7 +25,9 @@ from mlp_research.optimizers import (
     ScheduleConfig,
     Settings,
 )
-from mlp_research.promises import (
+from mlp_research.shapes import Batch
+from mlp_research.step import StepMetrics, TrainState, init_state
+from mlp_research.testing.promises import (
     Fault,
     bits_differ,
     compiled_quickly,
@@ -33,8 +35,6 @@ from mlp_research.promises import (
     not_finite,
     trees_differ,
 )
-from mlp_research.shapes import Batch
-from mlp_research.step import StepMetrics, TrainState, init_state
 
 TOTAL_STEPS = 10_000
 """Length of the run in which an optimizer is looked at."""

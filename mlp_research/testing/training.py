@@ -18,14 +18,14 @@ from jaxtyping import PyTree
 
 from mlp_research import sharding
 from mlp_research.checkpoint import Checkpoints
-from mlp_research.model_promises import (
+from mlp_research.testing.models import (
     EXAMPLES,
     MEAN,
     ModelUnderTest,
     batch_gradients,
     batch_logits,
 )
-from mlp_research.promises import (
+from mlp_research.testing.promises import (
     Fault,
     bits_differ,
     compiled_quickly,
