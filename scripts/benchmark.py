@@ -4,6 +4,7 @@ epoch      an epoch through `fit`, the bare scan over chunks in memory, the less
 start      from process start to trained: preset `fast`, cold and warm compile cache, the lesson
 members    eight seeds in one program and one seed alone, per step and member
 contracts  shape contracts on and off: import, first call, steady epoch
+models     each model of the table over as many seeds: accuracy, parameters, time an epoch
 """
 
 import contextlib
@@ -32,7 +33,9 @@ Times = dict[str, list[float]]
 class Flags:
     """What is measured."""
 
-    what: Annotated[Literal["epoch", "start", "members", "contracts"], tyro.conf.Positional]
+    what: Annotated[
+        Literal["epoch", "start", "members", "contracts", "models"], tyro.conf.Positional
+    ]
     """The comparison."""
     repeats: int = 5
     """Measurements of each; they alternate, and the medians are compared."""
@@ -42,10 +45,21 @@ class Flags:
 
 def main(argv: Sequence[str]) -> None:
     flags = tyro.cli(Flags, args=argv, description=__doc__)
-    measure, title, base = COMPARISONS[flags.what]
     with tempfile.TemporaryDirectory() as folder:
-        times = measure(flags.repeats, Path(folder))
-    lines = results.table(
+        if flags.what == "models":
+            title, lines = "The models", models(flags.repeats, Path(folder))
+        else:
+            measure, title, base = COMPARISONS[flags.what]
+            lines = ratios(measure(flags.repeats, Path(folder)), base)
+    print("\n".join(lines))
+    if flags.record:
+        command = f"python scripts/benchmark.py {flags.what} --repeats {flags.repeats}"
+        results.record(results.DOCUMENT, f"benchmark {flags.what}", title, command, lines)
+
+
+def ratios(times: Times, base: str) -> list[str]:
+    """A table of medians and extremes, and each median's ratio to that of `base`."""
+    return results.table(
         ("", "median s", "least s", "largest s", f"ratio to {base}"),
         [
             (name, *(f"{f(seconds):.3f}" for f in (statistics.median, min, max)), ratio)
@@ -53,10 +67,26 @@ def main(argv: Sequence[str]) -> None:
             for ratio in [f"{statistics.median(seconds) / statistics.median(times[base]):.3f}"]
         ],
     )
-    print("\n".join(lines))
-    if flags.record:
-        command = f"python scripts/benchmark.py {flags.what} --repeats {flags.repeats}"
-        results.record(results.DOCUMENT, f"benchmark {flags.what}", title, command, lines)
+
+
+def models(seeds: int, folder: Path) -> list[str]:
+    """Each model with its shipped config and one recipe: accuracy over seeds, time to the MLP's.
+
+    The seeds begin at 1000: none of them was looked at when the configs were chosen.
+    """
+    recipe = ("--optimizer.learning-rate", "4e-3", "--schedule", "linear", "--seed", "1000")
+    rows, plain = [], None
+    for model in ("mlp", "residual", "mixer"):
+        words = ("--model", model, *recipe, "--seeds", str(seeds), "--run-dir", folder / model)
+        call(SCRIPTS / "sweep.py", *words, environment=dict(os.environ))
+        (setting,) = json.loads((folder / model / "summary.json").read_text())["settings"]
+        result = json.loads((folder / model / "programs" / "000" / "result.json").read_text())[0]
+        plain = plain or result["train_seconds"]
+        mean, spread = (100 * setting["test"][name] for name in ("mean", "standard_deviation"))
+        relative = f"{result['train_seconds'] / plain:.2f}"
+        rows.append((model, f"{result['parameters']:,}", f"{mean:.2f}", f"{spread:.2f}", relative))
+    headings = ("model", "parameters", "test %", "standard deviation", "time an epoch to mlp's")
+    return results.table(headings, rows)
 
 
 def epoch(repeats: int, folder: Path) -> Times:
