@@ -218,3 +218,18 @@ def test_summary_files_agree(data_dir: Path, tmp_path: Path):
     assert len(rows) == 4
     assert rows[1].startswith(f"model.dropout 0,3,{summary['settings'][0]['test']['mean']}")
     assert summary["chosen_by_validation"] in [s["setting"] for s in summary["settings"]]
+
+
+def test_a_stream_sweep_shares_the_variance_and_compares_no_means(data_dir: Path, tmp_path: Path):
+    base = small_config(epochs=1)
+    plan = grid.plan(base, 4, streams=["init", "order"])
+    summary = settled(base, plan, small_execution(data_dir), tmp_path / "sweep")
+    assert set(summary["variance_shares"]) == {"init", "order"}
+    assert summary["comparisons"] == []
+
+
+def test_one_seed_has_no_variance_to_share(data_dir: Path, tmp_path: Path):
+    base = small_config(epochs=1)
+    plan = grid.plan(base, 1, streams=["init"])
+    summary = settled(base, plan, small_execution(data_dir), tmp_path / "sweep")
+    assert summary["variance_shares"] is None
