@@ -36,6 +36,7 @@ CHECKED_MODULES = tuple(  # not config and frozen: pydantic validates those
         *("models", "objectives", "optimizers", "loader", "sharding", "checkpoint"),
         *("step", "per_example", "curvature", "anatomy", "experiment", "members"),
         *("metrics_log", "run_folder", "run", "fit", "predictions", "testing"),
+        *("grid", "sweep", "sweep_figures", "results", "profiling"),
     )
 )
 _BEARTYPE = BeartypeConf(is_pep484_tower=True, is_color=False)  # as for pyright, an int is a float
