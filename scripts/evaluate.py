@@ -4,8 +4,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import equinox as eqx
 import jax
@@ -13,49 +12,32 @@ import numpy as np
 import tyro
 from jaxtyping import Array
 
-from mlp_research import command_line, compile_cache, figures, predictions, sharding
-from mlp_research.checkpoint import CheckpointError, Checkpoints
-from mlp_research.config import Config, Execution, differences, read_config
-from mlp_research.datasets import DEFAULT_DIRECTORY
+from mlp_research import command_line, figures, predictions, sharding
 from mlp_research.experiment import Evaluation, Experiment
-from mlp_research.frozen import ConfigError
 from mlp_research.models import Model
 from mlp_research.report import Report, aligned
-from mlp_research.run_folder import RunFolderError, read_json
+from mlp_research.run_folder import RunFolderError
+from mlp_research.saved_run import SavedRunFlags, SplitName, chosen_split, open_run, restore
 from mlp_research.shapes import MaskedBatch, Split
-from mlp_research.step import Sums, TrainState, eval_step, scale_pixels
+from mlp_research.step import Sums, eval_step, scale_pixels
 
 WORST = 25
 """How many of the most confident mistakes are shown."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Flags:
-    """What is evaluated."""
+class Flags(SavedRunFlags):
+    """What is evaluated. Only two pictures are written into the run's folder."""
 
-    run_dir: Annotated[Path, tyro.conf.arg(metavar="RUN_DIR"), tyro.conf.Positional]
-    """Folder of the run; it may still be running. Only two pictures are written there."""
-    split: Literal["test", "validation", "train"] = "test"
+    split: SplitName = "test"
     """Rows that are evaluated."""
-    checkpoint: Literal["last", "best"] = "last"
-    """The newest state that was saved, or the best by validation accuracy."""
-    model: Annotated[str | None, tyro.conf.arg(metavar="FILE:NAME")] = None
-    """path.py:ConfigName of a model from outside: a run folder stores no code."""
-    data_dir: Annotated[Path | None, tyro.conf.arg(name="data.dir", metavar="PATH")] = None
-    """Folder with four IDX files; by default the one that the run was trained on."""
     batch_size: Annotated[int, tyro.conf.arg(name="evaluation.batch-size")] = 1000
     """Examples evaluated at once, over all devices."""
-    mesh_data: Annotated[int | None, tyro.conf.arg(name="mesh.data", metavar="INT")] = None
-    """Devices over which each batch is spread; by default all."""
-    compile_cache: bool = True
-    """Keep compiled programs in the user's cache, so that the next start is quicker."""
 
 
 def main(argv: Sequence[str]) -> None:
     flags = tyro.cli(Flags, args=argv, description="Evaluate a saved run, example by example.")
-    if flags.compile_cache:
-        compile_cache.enable()
-    experiment = open_run(flags)
+    experiment = open_run(flags, flags.batch_size)
     split = chosen_split(experiment, flags.split)
     state = restore(experiment, flags)
     evaluation, logits = answers(experiment, state.model, split)
@@ -68,75 +50,6 @@ def main(argv: Sequence[str]) -> None:
         report.say(f"  {line}")
     report.facts({"pictures": draw(experiment, flags, int(state.step), counts, chances, split)})
     report.facts({"record": agreement(flags, int(state.step), evaluation)})
-
-
-def open_run(flags: Flags) -> Experiment:
-    """The experiment of a run folder, as it is: nothing is locked or written."""
-    model = None
-    if flags.model is not None:
-        model = command_line.model_class(flags.model)
-    document = read_json(flags.run_dir / "config.json")
-    if isinstance(document, dict) and "members" in document:
-        raise RunFolderError(
-            f"{flags.run_dir} holds {len(document['members'])} members of one program, not one "
-            "run: their numbers are in its result.json"
-        )
-    config = read_config(flags.run_dir, model)
-    execution = Execution(
-        data_dir=flags.data_dir or trained_on(flags.run_dir),
-        evaluation_batch_size=flags.batch_size,
-        mesh_data=flags.mesh_data,
-        resident=False,  # the training rows are not needed on the device
-    )
-    return Experiment.of(config, execution)
-
-
-def trained_on(run_dir: Path) -> Path:
-    """The data folder that environment.json names, or the default one where it names none."""
-    try:
-        starts = json.loads((run_dir / "environment.json").read_text(encoding="utf-8"))
-        return Path(starts[-1]["execution"]["data_dir"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return DEFAULT_DIRECTORY
-
-
-def chosen_split(experiment: Experiment, name: str) -> Split:
-    data = experiment.data
-    split = {"test": data.test, "validation": data.validation, "train": data.train}[name]
-    if not len(split):
-        raise ConfigError(
-            "the run holds out no validation rows (data.validation is 0): use --split test or train"
-        )
-    return split
-
-
-def restore(experiment: Experiment, flags: Flags) -> TrainState:
-    """The chosen checkpoint's state. A damaged one is an error: no other is taken in its place."""
-    directory = flags.run_dir / "checkpoints"
-    if not directory.is_dir():
-        raise CheckpointError(f"{flags.run_dir} holds no checkpoint yet")
-    with Checkpoints(directory, reading=True) as checkpoints:
-        step = chosen_step(checkpoints, flags, experiment.config)
-        state, notes = checkpoints.restore(step, experiment.template(), experiment.placement)
-    if notes["config"] != experiment.document:
-        edited = "; ".join(differences(notes["config"], experiment.document))
-        raise CheckpointError(f"config.json was edited after the run began: {edited}")
-    return state
-
-
-def chosen_step(checkpoints: Checkpoints, flags: Flags, config: Config) -> int:
-    if not checkpoints.steps:
-        raise CheckpointError(f"{flags.run_dir} holds no checkpoint yet")
-    if flags.checkpoint == "last":
-        return checkpoints.steps[-1]
-    if config.data.validation == 0:
-        raise ConfigError(
-            "no checkpoint is the best, for the run holds out no validation rows "
-            "(data.validation is 0): use --checkpoint last"
-        )
-    if checkpoints.best_step is None:
-        raise CheckpointError("no epoch has ended yet: use --checkpoint last")
-    return checkpoints.best_step
 
 
 def answers(experiment: Experiment, model: Model, split: Split) -> tuple[Evaluation, np.ndarray]:

@@ -1,0 +1,144 @@
+"""A run that was saved, opened to be looked at: nothing in its folder is locked or changed."""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import tyro
+
+from mlp_research import command_line, compile_cache
+from mlp_research.checkpoint import CheckpointError, Checkpoints
+from mlp_research.config import Config, Execution, differences, read_config
+from mlp_research.datasets import DEFAULT_DIRECTORY
+from mlp_research.experiment import Experiment
+from mlp_research.frozen import ConfigError
+from mlp_research.run_folder import RunFolderError, read_json
+from mlp_research.shapes import Split
+from mlp_research.step import TrainState
+
+SplitName = Literal["test", "validation", "train"]
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedRunFlags:
+    """Which saved run, and which state of it."""
+
+    run_dir: Annotated[Path, tyro.conf.arg(metavar="RUN_DIR"), tyro.conf.Positional]
+    """Folder of the run; it may still be running."""
+    checkpoint: Literal["last", "best"] = "last"
+    """The newest state that was saved, or the best by validation accuracy."""
+    model: Annotated[str | None, tyro.conf.arg(metavar="FILE:NAME")] = None
+    """path.py:ConfigName of a model from outside: a run folder stores no code."""
+    data_dir: Annotated[Path | None, tyro.conf.arg(name="data.dir", metavar="PATH")] = None
+    """Folder with four IDX files; by default the one that the run was trained on."""
+    mesh_data: Annotated[int | None, tyro.conf.arg(name="mesh.data", metavar="INT")] = None
+    """Devices over which each batch is spread; by default all."""
+    compile_cache: bool = True
+    """Keep compiled programs in the user's cache, so that the next start is quicker."""
+
+
+def open_run(flags: SavedRunFlags, evaluation_batch_size: int = 1000) -> Experiment:
+    """The experiment of a run folder, as it is. Switches the compile cache on, if it is wanted."""
+    if flags.compile_cache:
+        compile_cache.enable()
+    model = None if flags.model is None else command_line.model_class(flags.model)
+    document = read_json(flags.run_dir / "config.json")
+    if isinstance(document, dict) and "members" in document:
+        raise RunFolderError(
+            f"{flags.run_dir} holds {len(document['members'])} members of one program, not one "
+            "run: their numbers are in its result.json"
+        )
+    config = read_config(flags.run_dir, model)
+    execution = Execution(
+        data_dir=flags.data_dir or trained_on(flags.run_dir),
+        evaluation_batch_size=evaluation_batch_size,
+        mesh_data=flags.mesh_data,
+        resident=False,  # the training rows are seldom needed on the device
+    )
+    return Experiment.of(config, execution)
+
+
+def trained_on(run_dir: Path) -> Path:
+    """The data folder that environment.json names, or the default one where it names none."""
+    try:
+        starts = json.loads((run_dir / "environment.json").read_text(encoding="utf-8"))
+        return Path(starts[-1]["execution"]["data_dir"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return DEFAULT_DIRECTORY
+
+
+def chosen_split(experiment: Experiment, name: SplitName) -> Split:
+    """The rows of a split. Raises `ConfigError` where the run holds out none."""
+    data = experiment.data
+    split = {"test": data.test, "validation": data.validation, "train": data.train}[name]
+    if not len(split):
+        raise ConfigError(
+            "the run holds out no validation rows (data.validation is 0): use --split test or train"
+        )
+    return split
+
+
+def restore(experiment: Experiment, flags: SavedRunFlags) -> TrainState:
+    """The chosen checkpoint's state. A damaged one is an error: no other is taken in its place."""
+    directory = flags.run_dir / "checkpoints"
+    if not directory.is_dir():
+        raise CheckpointError(f"{flags.run_dir} holds no checkpoint yet")
+    with Checkpoints(directory, reading=True) as checkpoints:
+        step = _chosen_step(checkpoints, flags, experiment.config)
+        state, notes = checkpoints.restore(step, experiment.template(), experiment.placement)
+    if notes["config"] != experiment.document:
+        edited = "; ".join(differences(notes["config"], experiment.document))
+        raise CheckpointError(f"config.json was edited after the run began: {edited}")
+    return state
+
+
+def _chosen_step(checkpoints: Checkpoints, flags: SavedRunFlags, config: Config) -> int:
+    if not checkpoints.steps:
+        raise CheckpointError(f"{flags.run_dir} holds no checkpoint yet")
+    if flags.checkpoint == "last":
+        return checkpoints.steps[-1]
+    if config.data.validation == 0:
+        raise ConfigError(
+            "no checkpoint is the best, for the run holds out no validation rows "
+            "(data.validation is 0): use --checkpoint last"
+        )
+    if checkpoints.best_step is None:
+        raise CheckpointError("no epoch has ended yet: use --checkpoint last")
+    return checkpoints.best_step
+
+
+def states_along(experiment: Experiment, steps: Sequence[int]) -> Iterator[TrainState]:
+    """The states after so many steps, in rising order, 0 being the initialisation.
+
+    The run is trained again from its seed: on the same machine, with the same versions and number
+    of devices, to the bits that it had, so that no run needs to keep more than its last states.
+    """
+    state = experiment.init()
+    position = 0
+    for step in steps:
+        if not position <= step <= experiment.plan.total_steps:
+            raise ValueError(
+                f"steps {list(steps)} must rise from 0 to at most {experiment.plan.total_steps}"
+            )
+        state = _trained(experiment, state, position, step)
+        position = step
+        # The state is donated to the next step; what is given away is a copy of it.
+        arrays, static = eqx.partition(state, eqx.is_array)
+        yield eqx.combine(jax.tree.map(jnp.copy, arrays), static)
+
+
+def _trained(experiment: Experiment, state: TrainState, position: int, end: int) -> TrainState:
+    """The state at step `end`, from the one at step `position`."""
+    chunks = experiment.chunks(position)
+    while position < end:
+        chunk = next(chunks)
+        count = min(int(chunk.count), end - position)
+        chunk = eqx.tree_at(lambda chunk: chunk.count, chunk, jnp.full_like(chunk.count, count))
+        state, _ = experiment.train_steps(state, experiment.settings, chunk)
+        position += count
+    return state
