@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jax.sharding import Sharding
 from jaxtyping import PyTree
 
 from mlp_research.frozen import Failure
@@ -99,23 +98,20 @@ class Checkpoints:
             self._scores[step] = validation_accuracy
         self._orbax.save_async(step, by_path(arrays), force=True, custom_metadata=metadata)
 
-    def restore(self, step: int, template: State, sharding: Sharding) -> tuple[State, dict]:
-        """(state, notes) of a checkpoint, placed by `sharding`.
+    def restore(self, step: int, template: State) -> tuple[State, dict]:
+        """(state, notes) of a checkpoint.
 
-        `template` is the state by shapes alone, as `eqx.filter_eval_shape` gives it. Raises
-        `CheckpointError` where the checkpoint does not fit it, `DamagedError` where it is damaged.
+        `template` is the state by shapes alone, each with the sharding that says where its array is
+        to lie. Raises `CheckpointError` where the checkpoint does not fit it, `DamagedError` where
+        it is damaged.
         """
         abstract, static = eqx.partition(template, _is_shape)
         metadata = self._metadata(step)
         saved, wanted = metadata["fingerprint"], by_path(abstract)
         _check_fits(step, saved, fingerprint(abstract))
-        placed = {
-            path: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-            for path, leaf in wanted.items()
-        }
         try:
             with _quiet():
-                arrays = self._orbax.load(step, placed)
+                arrays = self._orbax.load(step, wanted)
         except Exception as error:
             raise DamagedError(step, f"it does not load ({type(error).__name__})") from error
         restored = jax.tree.unflatten(jax.tree.structure(abstract), [arrays[p] for p in wanted])
@@ -124,9 +120,7 @@ class Checkpoints:
                 raise DamagedError(step, f"the content of {path} has changed since it was saved")
         return eqx.combine(restored, static), metadata["notes"]
 
-    def restore_newest(
-        self, template: State, sharding: Sharding
-    ) -> tuple[State, dict, list[str]] | None:
+    def restore_newest(self, template: State) -> tuple[State, dict, list[str]] | None:
         """(state, notes, what was damaged) of the newest sound checkpoint, or None.
 
         Damaged ones are moved into `damaged/`. Raises `CheckpointError` where all are damaged.
@@ -134,7 +128,7 @@ class Checkpoints:
         damage = []
         for step in reversed(self.steps):
             try:
-                state, notes = self.restore(step, template, sharding)
+                state, notes = self.restore(step, template)
             except DamagedError as error:
                 damage.append(str(error))
                 self._set_aside(step)

@@ -179,7 +179,9 @@ class Execution(Frozen, frozen=True):
     )
     """Examples evaluated at once, over all devices."""
     mesh_data: Annotated[PositiveInt | None, tyro.conf.arg(name="mesh.data")] = None
-    """Devices over which each batch is spread; by default all."""
+    """Devices over which each batch is spread; by default all that mesh.model leaves."""
+    mesh_model: Annotated[PositiveInt, tyro.conf.arg(name="mesh.model")] = 1
+    """Devices over which each dense layer is spread, for layers too wide for one."""
 
 
 PRESETS: dict[str, Config] = {

@@ -7,7 +7,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, Sharding
+from jax.sharding import Mesh
 
 from mlp_research import anatomy, datasets, sharding
 from mlp_research.config import Config, Execution
@@ -72,7 +72,7 @@ class Experiment:
 
     @classmethod
     def of(cls, config: Config, execution: Execution) -> "Experiment":
-        mesh = sharding.data_mesh(execution.mesh_data)
+        mesh = sharding.device_mesh(execution.mesh_data, execution.mesh_model)
         sharding.check_divides(mesh, config.train.batch_size, "train.batch_size")
         sharding.check_divides(mesh, execution.evaluation_batch_size, "evaluation.batch_size")
         data = datasets.load(execution.data_dir, config.data)
@@ -86,7 +86,7 @@ class Experiment:
 
         def initial_state(init_key: RandomKey, dropout_key: RandomKey) -> TrainState:
             model = config.model.build(data.image_shape, data.classes, key=init_key)
-            return sharding.replicate(mesh, init_state(model, optimizer, key=dropout_key))
+            return sharding.spread(mesh, init_state(model, optimizer, key=dropout_key))
 
         experiment = cls(
             config=config,
@@ -118,18 +118,14 @@ class Experiment:
         """What config.json holds."""
         return self.config.to_json()
 
-    @property
-    def placement(self) -> Sharding:
-        """Where each array of the state lies."""
-        return sharding.replicated(self.mesh)
-
     def init(self) -> TrainState:
         """The state before the first step, from the seed alone."""
         return self.initial_state(*stream_keys(self.config))
 
     def template(self) -> TrainState:
-        """The state by shapes alone."""
-        return eqx.filter_eval_shape(self.initial_state, *stream_keys(self.config))
+        """The state by shapes alone, and where each of its arrays lies."""
+        shapes = eqx.filter_eval_shape(self.initial_state, *stream_keys(self.config))
+        return sharding.with_layouts(shapes, sharding.layouts(self.mesh, shapes))
 
     def chunk_plan(self, position: int) -> ChunkPlan:
         return self.plan.chunks(position, self.execution.steps_per_call)
@@ -218,7 +214,16 @@ class Experiment:
             "steps": f"{plan.total_steps:,} ({plan.epochs} epochs of {plan.steps_per_epoch}, "
             f"batch {plan.batch_size}), starting at {step:,}",
             "devices": f"{self.mesh.size} of {jax.device_count()} ({device.device_kind})",
-        }
+        } | self._spread_facts()
+
+    def _spread_facts(self) -> dict[str, str]:
+        """How the dense layers lie on the axis `model`, where it has more than one device."""
+        devices = self.mesh.shape["model"]
+        if devices == 1:
+            return {}
+        whole = ", ".join(sharding.undivided(self.mesh, self.template().model))
+        spread = f"dense layers, each over {devices} devices"
+        return {"spread": f"{spread}, but whole on each: {whole}" if whole else spread}
 
 
 def stream_keys(config: Config) -> tuple[RandomKey, RandomKey]:

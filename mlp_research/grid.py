@@ -158,7 +158,7 @@ def cost(sweep: Sweep, execution: Execution) -> dict[str, str]:
     """What the sweep is and what it will take at least, before it starts."""
     steps, operations, largest = 0, 0.0, 0
     for program in sweep.programs:
-        alone = execution.model_copy(update={"mesh_data": 1})
+        alone = execution.model_copy(update={"mesh_data": 1, "mesh_model": 1})
         experiment = Experiment.of(sweep.configs(program)[0], alone)
         program_steps = experiment.plan.total_steps * len(program)
         steps += program_steps

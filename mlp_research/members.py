@@ -12,7 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec, Sharding
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Integer, PyTree
 
 from mlp_research import anatomy, sharding
@@ -65,7 +65,9 @@ class Members:
         """
         if len({program_key(config) for config in configs}) != 1:
             raise ConfigError("these configs need more than one program")
-        experiment = Experiment.of(configs[0], execution.model_copy(update={"mesh_data": 1}))
+        experiment = Experiment.of(
+            configs[0], execution.model_copy(update={"mesh_data": 1, "mesh_model": 1})
+        )
         mesh = sharding.member_mesh()
         chosen = lift or ("map" if jax.default_backend() == "cpu" else "vmap")
         settings = [Settings.of(c.optimizer, c.train.label_smoothing) for c in configs]
@@ -113,11 +115,6 @@ class Members:
         return {"members": [config.to_json() for config in self.configs]}
 
     @property
-    def placement(self) -> Sharding:
-        """Where each array of the state lies: spread over the axis `member`."""
-        return sharding.over_members(self.mesh)
-
-    @property
     def lanes(self) -> list[int]:
         """The member of each lane; surplus lanes, which even out the devices, repeat the last."""
         size = self.mesh.size
@@ -130,12 +127,12 @@ class Members:
         return self._stack(states)
 
     def template(self) -> TrainState:
-        """The members' states by shapes alone."""
-        lanes = len(self.lanes)
+        """The members' states by shapes alone, spread over the axis `member`."""
+        lanes, layout = len(self.lanes), sharding.over_members(self.mesh)
 
         def widen(leaf: Any) -> Any:
             if isinstance(leaf, jax.ShapeDtypeStruct):
-                return jax.ShapeDtypeStruct((lanes, *leaf.shape), leaf.dtype)
+                return jax.ShapeDtypeStruct((lanes, *leaf.shape), leaf.dtype, sharding=layout)
             return leaf
 
         return jax.tree.map(widen, self.experiment.template())
@@ -205,7 +202,7 @@ class Members:
         """One tree with a leading axis of lanes on the mesh; static parts are the first one's."""
         arrays = [eqx.filter(trees[member], eqx.is_array) for member in self.lanes]
         stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *arrays)
-        placed = sharding.place(stacked, self.placement)
+        placed = sharding.place(stacked, sharding.over_members(self.mesh))
         return eqx.combine(placed, eqx.filter(trees[0], eqx.is_array, inverse=True))
 
 

@@ -44,7 +44,7 @@ class Run:
         if self.folder.left_behind:
             self.report.say(f"taken over from {self.folder.left_behind}, which is gone")
         program = self.program
-        restored = self.checkpoints.restore_newest(program.template(), program.placement)
+        restored = self.checkpoints.restore_newest(program.template())
         if restored is None:
             self.folder.metrics.rewind(None)
             return program.init()

@@ -90,7 +90,7 @@ def restore(experiment: Experiment, flags: SavedRunFlags) -> TrainState:
         raise CheckpointError(f"{flags.run_dir} holds no checkpoint yet")
     with Checkpoints(directory, reading=True) as checkpoints:
         step = _chosen_step(checkpoints, flags, experiment.config)
-        state, notes = checkpoints.restore(step, experiment.template(), experiment.placement)
+        state, notes = checkpoints.restore(step, experiment.template())
     if notes["config"] != experiment.document:
         edited = "; ".join(differences(notes["config"], experiment.document))
         raise CheckpointError(f"config.json was edited after the run began: {edited}")

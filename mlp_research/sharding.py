@@ -1,10 +1,12 @@
 """The mesh: where arrays lie. One device is a mesh of one."""
 
+from collections import Counter
 from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import PyTree
 
 from mlp_research.frozen import ConfigError
 from mlp_research.shapes import AnyChunk, MaskedBatch, RowChunk
@@ -12,20 +14,23 @@ from mlp_research.shapes import AnyChunk, MaskedBatch, RowChunk
 Tree = TypeVar("Tree")
 
 
-def data_mesh(devices: int | None) -> Mesh:
-    """A mesh whose axis `data` has this many devices, by default all there are.
+def device_mesh(data: int | None = None, model: int = 1) -> Mesh:
+    """A mesh that spreads batches over its axis `data` and dense layers over its axis `model`.
 
-    Raises `ConfigError` where there are fewer.
+    By default `data` takes all devices. Raises `ConfigError` where there are fewer than it takes.
     """
     available = jax.device_count()
-    size = available if devices is None else devices
-    if size > available:
+    size = max(available // model, 1) if data is None else data
+    if size * model > available:
         raise ConfigError(
-            f"mesh.data is {size}, but there are {available} devices: use at most {available} "
-            f"(on a CPU the environment variable JAX_NUM_CPU_DEVICES={size} makes more)"
+            f"mesh.data {size} x mesh.model {model} are {size * model} devices, but there are "
+            f"{available} devices: use fewer (on a CPU the environment variable "
+            f"JAX_NUM_CPU_DEVICES={size * model} makes more)"
         )
     # Auto: under Explicit axes Equinox's filter_shard does not work.
-    return jax.make_mesh((size,), ("data",), (AxisType.Auto,), devices=jax.devices()[:size])
+    axes = (AxisType.Auto, AxisType.Auto)
+    devices = jax.devices()[: size * model]
+    return jax.make_mesh((size, model), ("data", "model"), axes, devices=devices)
 
 
 def check_divides(mesh: Mesh, batch_size: int, field: str) -> None:
@@ -35,6 +40,66 @@ def check_divides(mesh: Mesh, batch_size: int, field: str) -> None:
         below = batch_size // devices * devices
         choices = f"{below} or {below + devices}" if below else f"{devices}"
         raise ConfigError(f"{field} {batch_size} must divide by {devices} devices: use {choices}")
+
+
+def layouts(mesh: Mesh, tree: Tree) -> Tree:
+    """Where each array of a state lies, as a tree of shardings; what is no array is None.
+
+    The weights of the dense layers within one module are spread over the axis `model` by outputs
+    and by inputs in turn (Shoeybi et al. 2019, section 3): what a layer by outputs leaves on a
+    device is what the next one needs there. An optimizer's moments are trees like the model, and
+    lie like it. All else is whole on every device, also a layer that does not divide.
+    """
+    turns: Counter[tuple] = Counter()
+
+    def layout(path: tuple, node: Any) -> Any:
+        specs = None
+        if _is_dense(node):
+            turn = turns[path[:-1]]
+            specs = _dense_specs(mesh, node, turn)
+            turns[path[:-1]] = turn + 1 if specs else 0
+        return jax.tree.map(
+            lambda leaf: NamedSharding(mesh, specs[leaf.ndim] if specs else PartitionSpec()), node
+        )
+
+    arrays = eqx.filter(tree, _is_array_or_shape)
+    return jax.tree_util.tree_map_with_path(layout, arrays, is_leaf=_is_dense)
+
+
+def undivided(mesh: Mesh, tree: PyTree) -> list[str]:
+    """Path and size of each dense layer that is whole on every device of the axis `model`."""
+    if mesh.shape["model"] == 1:
+        return []
+    layers = jax.tree_util.tree_flatten_with_path(layouts(mesh, tree), is_leaf=_is_dense)[0]
+    return [
+        f"{jax.tree_util.keystr(path).lstrip('.')} ({layer.in_features} -> {layer.out_features})"
+        for path, layer in layers
+        if _is_dense(layer) and layer.weight.is_fully_replicated
+    ]
+
+
+def _dense_specs(mesh: Mesh, layer: eqx.nn.Linear, turn: int) -> dict[int, PartitionSpec] | None:
+    """How a layer's bias and weight, by their dimensions, are spread, if they can be."""
+    outputs, inputs = layer.weight.shape
+    divided = inputs if turn % 2 else outputs
+    if divided % mesh.shape["model"]:
+        return None
+    if turn % 2:
+        return {1: PartitionSpec(), 2: PartitionSpec(None, "model")}
+    return {1: PartitionSpec("model"), 2: PartitionSpec("model")}
+
+
+def _is_dense(node: Any) -> bool:
+    return isinstance(node, eqx.nn.Linear) and node.weight is not None
+
+
+def _is_array_or_shape(leaf: Any) -> bool:
+    return eqx.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
+
+
+def spread(mesh: Mesh, state: Tree) -> Tree:
+    """Inside a compiled function: each array of a state lies where `layouts` says."""
+    return eqx.filter_shard(state, layouts(mesh, state))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -47,10 +112,21 @@ def replicate(mesh: Mesh, tree: Tree) -> Tree:
     return eqx.filter_shard(tree, replicated(mesh))
 
 
-def place(tree: Tree, placement: Sharding) -> Tree:
+def place(tree: Tree, layout: NamedSharding) -> Tree:
     """The tree with its arrays moved to where they are to lie."""
     arrays, rest = eqx.partition(tree, eqx.is_array)
-    return eqx.combine(jax.device_put(arrays, placement), rest)
+    return eqx.combine(jax.device_put(arrays, layout), rest)
+
+
+def with_layouts(shapes: Tree, layouts: PyTree) -> Tree:
+    """A tree by shapes alone that also says where each array is to lie."""
+    abstract, static = eqx.partition(shapes, _is_array_or_shape)
+    placed = jax.tree.map(
+        lambda leaf, layout: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout),
+        abstract,
+        layouts,
+    )
+    return eqx.combine(placed, static)
 
 
 def place_chunk(mesh: Mesh, chunk: AnyChunk) -> AnyChunk:

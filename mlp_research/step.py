@@ -131,7 +131,8 @@ def compile_train_steps(mesh: Mesh) -> TrainSteps:
     def compiled(
         inputs: tuple[Settings, AnyChunk], state: TrainState
     ) -> tuple[TrainState, StepMetrics]:
-        return sharding.replicate(mesh, train_steps(state, *inputs))
+        next_state, metrics = train_steps(state, *inputs)
+        return sharding.spread(mesh, next_state), sharding.replicate(mesh, metrics)
 
     return lambda state, settings, chunk: compiled((settings, chunk), state)
 

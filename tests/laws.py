@@ -258,4 +258,4 @@ def nothing_is_repaired_silently(data_dir: Path, tmp_path: Path) -> None:
         with refused(message):
             fit(small_config(**fields), small_execution(data_dir, **execution), run_dir=run_dir)
         assert not run_dir.exists()
-    assert sharding.data_mesh(8).size == jax.device_count()
+    assert sharding.device_mesh(8).size == jax.device_count()
