@@ -18,6 +18,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import PyTree
 
+from mlp_research import processes
 from mlp_research.frozen import Failure
 
 KEPT = 2
@@ -166,12 +167,14 @@ class Checkpoints:
             ) from error
 
     def _set_aside(self, step: int) -> None:
-        aside = self.directory / "damaged"
-        aside.mkdir(exist_ok=True)
-        number = sum(1 for _ in aside.iterdir())
         self._orbax.close()
-        with contextlib.suppress(FileNotFoundError):
-            (self.directory / str(step)).rename(aside / f"{step}-{number}")
+        if processes.is_first():
+            aside = self.directory / "damaged"
+            aside.mkdir(exist_ok=True)
+            number = sum(1 for _ in aside.iterdir())
+            with contextlib.suppress(FileNotFoundError):
+                (self.directory / str(step)).rename(aside / f"{step}-{number}")
+        processes.wait_for_all(f"checkpoint {step} is set aside")
         self._open()
 
 
@@ -199,7 +202,7 @@ def _describe(leaf: Any) -> list:
         return described
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jr.key_data(leaf)
-    return [*described, zlib.crc32(np.ascontiguousarray(leaf).tobytes())]
+    return [*described, zlib.crc32(np.ascontiguousarray(processes.on_host(leaf)).tobytes())]
 
 
 @contextlib.contextmanager

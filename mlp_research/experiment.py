@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from mlp_research import anatomy, datasets, sharding
+from mlp_research import anatomy, datasets, processes, sharding
 from mlp_research.config import Config, Execution
 from mlp_research.loader import ChunkPlan, Plan, evaluation_batches, row_chunks, train_chunks
 from mlp_research.models import Model
@@ -82,7 +82,8 @@ class Experiment:
         rows = Batch(data.train.images, data.train.labels)
         resident = execution.resident
         if resident is None:
-            resident = rows.images.nbytes <= RESIDENT_BYTES
+            small = rows.images.nbytes <= RESIDENT_BYTES
+            resident = small and not processes.are_many()
 
         def initial_state(init_key: RandomKey, dropout_key: RandomKey) -> TrainState:
             model = config.model.build(data.image_shape, data.classes, key=init_key)
@@ -125,7 +126,7 @@ class Experiment:
     def template(self) -> TrainState:
         """The state by shapes alone, and where each of its arrays lies."""
         shapes = eqx.filter_eval_shape(self.initial_state, *stream_keys(self.config))
-        return sharding.with_layouts(shapes, sharding.layouts(self.mesh, shapes))
+        return sharding.template(self.mesh, shapes)
 
     def chunk_plan(self, position: int) -> ChunkPlan:
         return self.plan.chunks(position, self.execution.steps_per_call)
@@ -133,10 +134,11 @@ class Experiment:
     def chunks(self, position: int) -> Iterator[AnyChunk]:
         """The rest of the run after `position` steps, each chunk placed on the mesh."""
         plan, rows = self.chunk_plan(position), self.resident_rows
+        part = sharding.local_part(self.mesh, self.plan.batch_size)
         if rows is None:
-            chunks = train_chunks(plan, self.data.train, self.execution.read_threads)
+            chunks = train_chunks(plan, self.data.train, self.execution.read_threads, part)
         else:
-            chunks = row_chunks(plan, rows)
+            chunks = row_chunks(plan, rows, part)
         for chunk in chunks:
             yield sharding.place_chunk(self.mesh, chunk)
 
@@ -148,7 +150,8 @@ class Experiment:
 
     def evaluate(self, model: Model, split: Split) -> Evaluation:
         """Loss and accuracy over every row of a split."""
-        batches = evaluation_batches(split, self.execution.evaluation_batch_size)
+        size = self.execution.evaluation_batch_size
+        batches = evaluation_batches(split, size, sharding.local_part(self.mesh, size))
         placed = (sharding.place_batch(self.mesh, batch) for batch in batches)
         return Evaluation.of([jax.device_get(self.eval_step(model, batch)) for batch in placed])
 
@@ -213,7 +216,8 @@ class Experiment:
             f"{len(data.test):,} test rows",
             "steps": f"{plan.total_steps:,} ({plan.epochs} epochs of {plan.steps_per_epoch}, "
             f"batch {plan.batch_size}), starting at {step:,}",
-            "devices": f"{self.mesh.size} of {jax.device_count()} ({device.device_kind})",
+            "devices": f"{self.mesh.size} of {jax.device_count()} ({device.device_kind})"
+            + (f" in {jax.process_count()} processes" if processes.are_many() else ""),
         } | self._spread_facts()
 
     def _spread_facts(self) -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from mlp_research import anatomy
+from mlp_research import anatomy, processes
 from mlp_research.checkpoint import Checkpoints
 from mlp_research.config import Config, Execution
 from mlp_research.experiment import Experiment
@@ -47,7 +47,8 @@ def fit(
     """
     experiment = Experiment.of(config, execution or Execution())
     path = run_dir or default_run_dir("run", config)
-    state, summaries = fit_program(experiment, path, resume, report or Report(), profile)
+    report = report or Report(quiet=not processes.is_first())
+    state, summaries = fit_program(experiment, path, resume, report, profile)
     return Result(state.model, path, summaries[0])
 
 
@@ -64,6 +65,7 @@ def fit_program(
         StopRequest() as stop,
         RunFolder.open(path, program.document, resume=resume) as folder,
         Checkpoints(folder.checkpoints) as checkpoints,
+        processes.ending_together(),
     ):
         model = program.configs[0].model
         if not folder.write_environment(program.execution, dict(program.mesh.shape), model):
@@ -90,13 +92,14 @@ def train(run: Run, state: TrainState, profile: tuple[int, int] | None) -> Train
         record_steps(run, metrics, start, count)
         position = start + count
         run.report.progress(position, program.plan.total_steps, clock.images_per_second(position))
+        stop = run.stop.asked(position)
         if position % program.plan.steps_per_epoch == 0:
             clock = end_epoch(run, state, position, clock)
-        elif run.stop.signal is not None:
+        elif stop is not None:
             run.save(state, position, None)
-        if run.stop.signal is not None:
+        if stop is not None:
             run.checkpoints.wait()
-            raise Stopped(run.stop.signal, run.folder.path)
+            raise Stopped(stop, run.folder.path)
     return state
 
 

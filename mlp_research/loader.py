@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     import grain
 
 
+WHOLE = slice(None)
+"""All rows of a batch: what one process loads where there is no other."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """Which rows each step trains on: a fresh permutation every epoch, without a partial batch."""
@@ -116,23 +120,26 @@ class ChunkPlan:
         return -(-self.plan.steps_per_epoch // self.capacity)
 
 
-def train_chunks(chunks: ChunkPlan, split: Split, read_threads: int = 0) -> Iterator[Chunk]:
+def train_chunks(
+    chunks: ChunkPlan, split: Split, read_threads: int = 0, part: slice = WHOLE
+) -> Iterator[Chunk]:
     """Stream the chunks of a plan with their pixels, gathered on the host.
 
     `read_threads` reads ahead where the pixels come from a slow disk; in memory it gains nothing.
+    `part` is the part of each batch that this process loads.
     """
 
     def gather(planned: tuple[np.ndarray, np.ndarray]) -> Chunk:
-        rows, count = planned
+        rows, count = planned[0][:, part], planned[1]
         return Chunk(Batch(split.images[rows], split.labels[rows]), count)
 
     yield from _stream(_planned(chunks).map(gather), read_threads)
 
 
-def row_chunks(chunks: ChunkPlan, data: Batch) -> Iterator[RowChunk]:
+def row_chunks(chunks: ChunkPlan, data: Batch, part: slice = WHOLE) -> Iterator[RowChunk]:
     """Stream the chunks of a plan as rows of `data`, which lies on the device."""
     for rows, count in _stream(_planned(chunks)):
-        yield RowChunk(data, rows, count)
+        yield RowChunk(data, rows[:, part], count)
 
 
 def member_chunks(members: Sequence[ChunkPlan], data: Batch) -> Iterator[RowChunk]:
@@ -161,13 +168,18 @@ def _stream(dataset: grain.MapDataset, read_threads: int = 0) -> Iterator[Any]:
     yield from dataset.to_iter_dataset(options)
 
 
-def evaluation_batches(split: Split, batch_size: int) -> Iterator[MaskedBatch]:
-    """Every row once, in order; the last batch is filled up with rows that count nothing."""
+def evaluation_batches(split: Split, batch_size: int, part: slice = WHOLE) -> Iterator[MaskedBatch]:
+    """Every row once, in order; the last batch is filled up with rows that count nothing.
+
+    `part` is the part of each batch that this process loads.
+    """
+    first, last, _ = part.indices(batch_size)
     for start in range(0, len(split), batch_size):
-        images, labels = (rows[start : start + batch_size] for rows in (split.images, split.labels))
-        missing = batch_size - len(labels)
+        rows = slice(start + first, start + last)
+        images, labels = split.images[rows], split.labels[rows]
+        missing = last - first - len(labels)
         yield MaskedBatch(
             np.pad(images, ((0, missing), (0, 0))),
             np.pad(labels, (0, missing)),
-            np.arange(batch_size) < len(labels),
+            np.arange(last - first) < len(labels),
         )

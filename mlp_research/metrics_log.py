@@ -22,10 +22,14 @@ class MetricsLogError(Failure):
 
 
 class MetricsLog:
-    """A file that grows by whole lines and can be cut back to where a checkpoint was saved."""
+    """A file that grows by whole lines and can be cut back to where a checkpoint was saved.
 
-    def __init__(self, path: Path):
+    With `follows` the file is another process's: this one only remembers the same lines.
+    """
+
+    def __init__(self, path: Path, *, follows: bool = False):
         self.path = path
+        self._follows = follows
         self._checksum = 0
         self._steps: dict[int | None, list[Line]] = {}
         self.epochs: list[Line] = []
@@ -33,8 +37,9 @@ class MetricsLog:
 
     def append(self, lines: list[Line]) -> None:
         content = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode()
-        with self.path.open("ab") as file:
-            file.write(content)
+        if not self._follows:
+            with self.path.open("ab") as file:
+                file.write(content)
         self._checksum = zlib.crc32(content, self._checksum)
         self._remember(lines)
 
@@ -45,6 +50,8 @@ class MetricsLog:
 
     def position(self) -> dict[str, int]:
         """Length and CRC-32 of the file, made durable: what a checkpoint notes."""
+        if self._follows:
+            return {}  # the first process's note is the one that is saved
         with self.path.open("ab") as file:
             os.fsync(file.fileno())
             length = file.tell()
@@ -62,7 +69,7 @@ class MetricsLog:
                 f"{self.path} was changed since the checkpoint: its first {length} bytes are not "
                 "the lines of the run. Put the file back, or start a new run."
             )
-        if len(content) > length:
+        if len(content) > length and not self._follows:
             os.truncate(self.path, length)
         self._checksum, self._steps, self.epochs = checksum, {}, []
         self._remember([json.loads(line) for line in content[:length].splitlines()])

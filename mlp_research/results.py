@@ -57,29 +57,47 @@ def processor() -> str:
 
 def sweep_section(summary: Mapping[str, Any]) -> list[str]:
     """A sweep's summary as Markdown: a row a setting, then a sentence for each claim."""
+    said = [f"- {sentence}" for sentence in sweep_sentences(summary)]
+    return [*table(*sweep_table(summary)), *(["", *said] if said else [])]
+
+
+def sweep_table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """(headings, rows) of a sweep's summary: a row a setting."""
     rows = [
         [
             setting["setting"],
             str(setting["test"]["n"]),
-            *(_points(setting["test"][name]) for name in ("mean", "standard_deviation")),
-            f"{_points(setting['test']['low'])} to {_points(setting['test']['high'])}",
-            _points(setting["validation"]["mean"]) if setting["validation"] else "-",
+            *(_percent(setting["test"][name]) for name in ("mean", "standard_deviation")),
+            f"{_percent(setting['test']['low'])} to {_percent(setting['test']['high'])}",
+            _percent(setting["validation"]["mean"]) if setting["validation"] else "-",
         ]
         for setting in summary["settings"]
     ]
     headings = ["setting", "seeds", "test %", "standard deviation", "95 % interval", "validation %"]
-    lines = table(headings, rows)
-    sentences = [compared["sentence"] for compared in summary["comparisons"]]
-    for stream, share in (summary["variance_shares"] or {}).items():
-        ends = f"{_points(share['low'])} to {_points(share['high'])}"
+    return headings, rows
+
+
+def sweep_sentences(summary: Mapping[str, Any]) -> list[str]:
+    """One sentence for each claim that can or cannot be made of a sweep."""
+    sentences = [
+        f"left out, as it ceased to be finite: {lost['setting']}, seed {lost['seed']}"
+        for lost in summary["left_out"]
+    ]
+    sentences += [compared["sentence"] for compared in summary["comparisons"]]
+    shares = summary["variance_shares"] or {}
+    for stream, share in shares.items():
+        ends = f"{_percent(share['low'])} to {_percent(share['high'])}"
         sentences.append(
-            f"{stream}: {_points(share['estimate'])} % of the variance of test accuracy "
+            f"{stream}: {_percent(share['estimate'])} % of the variance of test accuracy "
             f"(95 % interval {ends})"
         )
-    for lost in summary["left_out"]:
-        sentences.append(f"left out, not finite: {lost['setting']}, seed {lost['seed']}")
-    return [*lines, *(["", *(f"- {sentence}" for sentence in sentences)] if sentences else [])]
+    if summary["chosen_by_validation"] and len(summary["settings"]) > 1 and not shares:
+        sentences.append(
+            f"best by validation: {summary['chosen_by_validation']}. The test set is reported "
+            "once, and chose nothing."
+        )
+    return sentences
 
 
-def _points(fraction: float | None) -> str:
+def _percent(fraction: float | None) -> str:
     return "-" if fraction is None else f"{100 * fraction:.2f}"

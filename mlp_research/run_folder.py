@@ -18,7 +18,7 @@ from typing import Any
 import filelock
 import jax
 
-from mlp_research import figures
+from mlp_research import figures, processes
 from mlp_research.config import Config, Execution, differences
 from mlp_research.frozen import Failure
 from mlp_research.metrics_log import MetricsLog
@@ -58,13 +58,17 @@ def read_json(path: Path) -> Any:
 
 
 class RunFolder:
-    """The folder of one run, locked against other processes while it is open."""
+    """The folder of one run, locked against other runs while it is open.
+
+    Of the processes that compute one run together, only the first writes.
+    """
 
     def __init__(self, path: Path):
         self.path = path
+        self._writes = processes.is_first()
         self._lock = filelock.FileLock(path / ".lock", blocking=False)
         self._owner = path / ".owner.json"
-        self.metrics = MetricsLog(path / "metrics.jsonl")
+        self.metrics = MetricsLog(path / "metrics.jsonl", follows=not self._writes)
         self._writer: Any = None
         self.left_behind: str | None = None
         """Who held the folder last, if that process ended without letting go of it."""
@@ -77,7 +81,18 @@ class RunFolder:
         resumed one with another config, a folder that another process holds or that cannot be
         written.
         """
-        written = path / "config.json"
+        folder, refusal = cls(path), None
+        if processes.is_first():
+            try:
+                folder._begin(config, resume)
+            except RunFolderError as error:
+                refusal = error
+        if not processes.first_succeeded(refusal is None):
+            raise refusal or RunFolderError(f"{path} cannot be used: the first process says why")
+        return folder
+
+    def _begin(self, config: Any, resume: bool) -> None:
+        path, written = self.path, self.path / "config.json"
         if resume:
             saved = read_json(written)
             if saved != config:
@@ -87,16 +102,14 @@ class RunFolder:
             raise RunFolderError(
                 f"{path} already holds a run: go on with it by --resume, or choose another folder"
             )
-        folder = cls(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
-            folder._acquire()
+            self._acquire()
             if not resume:
                 write_atomically(written, json.dumps(config, indent=2) + "\n")
         except OSError as error:
-            folder.close()
+            self.close()
             raise RunFolderError(f"{path} cannot be written: {error.strerror or error}") from None
-        return folder
 
     def _acquire(self) -> None:
         try:
@@ -143,6 +156,8 @@ class RunFolder:
 
         Returns whether the model's code, where it is from outside, is that of the first start.
         """
+        if not self._writes:
+            return True
         path = self.path / "environment.json"
         starts = []
         with contextlib.suppress(OSError, ValueError):
@@ -157,6 +172,8 @@ class RunFolder:
 
         The first call of a start hides what an interrupted one left from this epoch on.
         """
+        if not self._writes:
+            return
         # Not SummaryWriter: it writes behind a queue, and its flush does not wait for it.
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto import event_pb2
@@ -177,6 +194,8 @@ class RunFolder:
 
     def draw_curves(self, clip_norm: float | None, title: str) -> None:
         """Draw curves.png from metrics.jsonl; of many members, the first that went to the end."""
+        if not self._writes:
+            return
         lines = self.metrics.read()
         member = lines[-1].get("member")
         finished = [line for line in lines if line["step"] == lines[-1]["step"]]
@@ -193,6 +212,8 @@ class RunFolder:
         )
 
     def write_result(self, result: Any) -> None:
+        if not self._writes:
+            return
         write_atomically(self.path / "result.json", json.dumps(result, indent=2) + "\n")
 
 
@@ -209,6 +230,7 @@ def environment(execution: Execution, mesh_shape: dict[str, int]) -> dict[str, A
             "kind": devices[0].device_kind,
             "count": len(devices),
         },
+        "processes": jax.process_count(),
         "mesh": mesh_shape,
         "execution": execution.model_dump(mode="json")
         | {"data_dir": str(execution.data_dir.resolve())},

@@ -21,6 +21,11 @@ def device_mesh(data: int | None = None, model: int = 1) -> Mesh:
     """
     available = jax.device_count()
     size = max(available // model, 1) if data is None else data
+    if size * model < available and jax.process_count() > 1:
+        raise ConfigError(
+            f"mesh.data {size} x mesh.model {model} leaves devices of the {jax.process_count()} "
+            f"processes without work: there are {available}"
+        )
     if size * model > available:
         raise ConfigError(
             f"mesh.data {size} x mesh.model {model} are {size * model} devices, but there are "
@@ -118,25 +123,34 @@ def place(tree: Tree, layout: NamedSharding) -> Tree:
     return eqx.combine(jax.device_put(arrays, layout), rest)
 
 
-def with_layouts(shapes: Tree, layouts: PyTree) -> Tree:
-    """A tree by shapes alone that also says where each array is to lie."""
+def template(mesh: Mesh, shapes: Tree) -> Tree:
+    """A state by shapes alone that also says where each array is to lie."""
     abstract, static = eqx.partition(shapes, _is_array_or_shape)
     placed = jax.tree.map(
         lambda leaf, layout: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout),
         abstract,
-        layouts,
+        layouts(mesh, abstract),
     )
     return eqx.combine(placed, static)
 
 
+def local_part(mesh: Mesh, batch_size: int) -> slice:
+    """The rows of each batch that lie on this process's devices: all it needs to load."""
+    layout = NamedSharding(mesh, PartitionSpec("data"))
+    parts = layout.addressable_devices_indices_map((batch_size,)).values()
+    rows = [rows.indices(batch_size) for part in parts if part for rows in part]
+    return slice(min(start for start, *_ in rows), max(stop for _, stop, _ in rows))
+
+
 def place_chunk(mesh: Mesh, chunk: AnyChunk) -> AnyChunk:
-    """Each batch of the chunk spread over the axis `data`."""
+    """Each batch of the chunk, of which this process has its part, spread over the axis `data`."""
     return _placed(mesh, chunk, PartitionSpec(None, "data"))
 
 
 def place_batch(mesh: Mesh, batch: MaskedBatch) -> MaskedBatch:
-    """The rows of an evaluation batch spread over the axis `data`."""
-    return jax.device_put(batch, NamedSharding(mesh, PartitionSpec("data")))
+    """An evaluation batch, of which this process has its part, spread over the axis `data`."""
+    layout = NamedSharding(mesh, PartitionSpec("data"))
+    return jax.make_array_from_process_local_data(layout, batch)
 
 
 def member_mesh() -> Mesh:
@@ -155,6 +169,7 @@ def place_member_chunk(mesh: Mesh, chunk: RowChunk) -> RowChunk:
 
 
 def _placed(mesh: Mesh, chunk: AnyChunk, spread: PartitionSpec) -> Any:
-    steps = jax.device_put(chunk.steps, NamedSharding(mesh, spread))
+    layout = NamedSharding(mesh, spread)
+    steps = jax.make_array_from_process_local_data(layout, chunk.steps)
     count = jax.device_put(chunk.count, replicated(mesh))
     return eqx.tree_at(lambda chunk: (chunk.steps, chunk.count), chunk, (steps, count))

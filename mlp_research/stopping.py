@@ -5,6 +5,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from mlp_research import processes
+
 
 class Stopped(Exception):
     """The run was asked to stop by a signal, has saved its state, and can go on."""
@@ -18,17 +20,27 @@ class Stopped(Exception):
 
 
 class StopRequest:
-    """SIGTERM and Ctrl-C ask the loop to stop after its chunk; a second one interrupts at once."""
+    """SIGTERM and Ctrl-C ask the loop to stop after its chunk; a second one interrupts at once.
+
+    Where several processes compute one run, SIGTERM is JAX's, and all agree on the chunk.
+    """
 
     def __init__(self):
         self.signal: int | None = None
 
     def __enter__(self) -> "StopRequest":
         # Only the main thread may handle signals; elsewhere (a notebook's worker) nothing changes.
-        main = threading.current_thread() is threading.main_thread()
-        signals = (signal.SIGTERM, signal.SIGINT) if main else ()
+        handles = threading.current_thread() is threading.main_thread()
+        handles = handles and not processes.are_many()
+        signals = (signal.SIGTERM, signal.SIGINT) if handles else ()
         self._previous = {number: signal.signal(number, self._ask) for number in signals}
         return self
+
+    def asked(self, step: int) -> int | None:
+        """The signal that asks to stop after this step, if one does."""
+        if self.signal is None and processes.are_many() and processes.stop_is_agreed(step):
+            self.signal = signal.SIGTERM
+        return self.signal
 
     def _ask(self, number: int, frame: Any) -> None:
         if self.signal is not None:

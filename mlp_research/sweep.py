@@ -4,13 +4,13 @@ import csv
 import dataclasses
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mlp_research import comparison, datasets, sweep_figures
+from mlp_research import comparison, datasets, results, sweep_figures
 from mlp_research.config import Execution, differences
 from mlp_research.fit import fit_program
 from mlp_research.grid import Member, Sweep
@@ -186,7 +186,8 @@ def conclude(
     summary = summarise(sweep, outcomes, labels)
     write_atomically(folder.path / "summary.json", json.dumps(summary, indent=2) + "\n")
     write_atomically(folder.path / "summary.csv", summary_csv(summary))
-    for line in sentences(summary):
+    lines = [*aligned(*results.sweep_table(summary)), *results.sweep_sentences(summary)]
+    for line in lines:
         report.say(line)
     draw(sweep, folder.path, summary)
     report.facts({"summary": str(folder.path / "summary.json")})
@@ -230,41 +231,3 @@ def curves(sweep: Sweep, path: Path) -> list[sweep_figures.Runs]:
         )
         for index, setting in enumerate(sweep.settings)
     ]
-
-
-def sentences(summary: dict[str, Any]) -> Iterator[str]:
-    """The table of settings, and one sentence for each claim that can or cannot be made."""
-    rows = [
-        (
-            setting["setting"],
-            str(setting["test"]["n"]),
-            _percent(setting["test"]["mean"]),
-            _percent(setting["test"]["standard_deviation"]),
-            f"{_percent(setting['test']['low'])} to {_percent(setting['test']['high'])}",
-            _percent(setting["validation"]["mean"]) if setting["validation"] else "-",
-        )
-        for setting in summary["settings"]
-    ]
-    headings = ("setting", "seeds", "test %", "spread", "95 % interval", "validation %")
-    yield from aligned(headings, rows)
-    for lost in summary["left_out"]:
-        yield f"left out, as it ceased to be finite: {lost['setting']}, seed {lost['seed']}"
-    for compared in summary["comparisons"]:
-        yield compared["sentence"]
-    for stream, share in (summary["variance_shares"] or {}).items():
-        yield f"{stream}: {_share(share)} of the variance of test accuracy"
-    compared = len(summary["settings"]) > 1 and not summary["variance_shares"]
-    if summary["chosen_by_validation"] and compared:
-        yield (
-            f"best by validation: {summary['chosen_by_validation']}. The test set is reported "
-            "once, and chose nothing."
-        )
-
-
-def _percent(fraction: float | None) -> str:
-    return "-" if fraction is None else f"{100 * fraction:.2f}"
-
-
-def _share(share: dict[str, Any]) -> str:
-    ends = f"{_percent(share['low'])} to {_percent(share['high'])}"
-    return f"{_percent(share['estimate'])} % (95 % interval {ends})"

@@ -2,8 +2,12 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Annotated
 
-from mlp_research import command_line, profiling
+import tyro
+
+from mlp_research import command_line, processes, profiling
+from mlp_research.frozen import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,12 +18,22 @@ class TrainFlags(command_line.RunFlags):
     """Say what the run is and what it costs, and train nothing."""
     profile: str | None = None
     """START:STOP: trace these steps into the run folder's profile/, which TensorBoard opens."""
+    distributed: bool = False
+    """Join other processes that run this command: all compute one run, in one --run-dir."""
+    coordinator: Annotated[str | None, tyro.conf.arg(name="distributed.coordinator")] = None
+    """HOST:PORT of the first process; by default what the cluster's environment says."""
+    processes: Annotated[int | None, tyro.conf.arg(name="distributed.processes")] = None
+    """How many processes join; by default what the cluster's environment says."""
+    process: Annotated[int | None, tyro.conf.arg(name="distributed.process")] = None
+    """Which of them this is, 0 to N - 1; by default what the cluster's environment says."""
 
 
 def main(argv: Sequence[str]) -> None:
     preset, flags = command_line.parse(
         TrainFlags, argv, "Train a model on a folder of IDX files; by default on MNIST."
     )
+    if flags.distributed:
+        join(flags)
     profile = None if flags.profile is None else profiling.parse_steps(flags.profile)
     # Only now: --help and a usage error need none of it.
     from mlp_research.experiment import Experiment
@@ -38,6 +52,13 @@ def main(argv: Sequence[str]) -> None:
         resume=flags.resume,
         profile=profile,
     )
+
+
+def join(flags: TrainFlags) -> None:
+    """Join the other processes before anything is computed."""
+    if flags.run_dir is None:
+        raise ConfigError("--distributed needs --run-dir: one folder that all processes see")
+    processes.join(flags.coordinator, flags.processes, flags.process)
 
 
 if __name__ == "__main__":

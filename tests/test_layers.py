@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LEVELS = [
     ["contracts", "frozen", "shapes"],
-    ["prng", "datasets", "comparison", "predictions", "figures", "report", "results"],
+    ["prng", "datasets", "comparison", "predictions", "figures", "report", "results", "processes"],
     ["stopping", "profiling", "compile_cache", "sweep_figures", "timing", "timing_figures"],
     ["curvature_figures", "per_example_figures"],
     ["models", "objectives", "optimizers", "loader", "sharding", "checkpoint"],

@@ -3,6 +3,7 @@
 import functools
 import shutil
 from pathlib import Path
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -53,7 +54,7 @@ def test_a_mesh_of_batches_and_layers_changes_only_rounding(
 
 
 def test_dense_layers_are_spread_by_outputs_and_inputs_in_turn(data_dir: Path):
-    model = initial_state(on_mesh(data_dir, MLPConfig(widths=(8, 8, 8, 8)), (2, 4))).model
+    model: Any = initial_state(on_mesh(data_dir, MLPConfig(widths=(8, 8, 8, 8)), (2, 4))).model
     on_device = [
         (layer.weight.addressable_shards[0].data.shape, layer.bias.addressable_shards[0].data.shape)
         for layer in model.layers
@@ -63,7 +64,8 @@ def test_dense_layers_are_spread_by_outputs_and_inputs_in_turn(data_dir: Path):
 
 
 def test_the_branches_of_a_mixer_take_turns_each_for_itself(data_dir: Path):
-    block = initial_state(on_mesh(data_dir, MODELS["mixer"], (1, 2))).model.blocks[0]
+    model: Any = initial_state(on_mesh(data_dir, MODELS["mixer"], (1, 2))).model
+    block = model.blocks[0]
     for branch in (block.mix_tokens, block.mix_channels):
         assert branch.inner.weight.sharding.spec == jax.P("model")
         assert branch.outer.weight.sharding.spec == jax.P(None, "model")
@@ -90,7 +92,8 @@ def test_a_layer_that_does_not_divide_is_whole_and_named(data_dir: Path):
 def test_after_a_whole_layer_the_turn_is_by_outputs_again():
     mesh = sharding.device_mesh(1, 4)
     layers = [eqx.nn.Linear(*size, key=jax.random.key(0)) for size in ((8, 8), (6, 8), (4, 8))]
-    specs = [layer.weight.spec for layer in sharding.layouts(mesh, layers)]
+    placed: Any = sharding.layouts(mesh, layers)
+    specs = [layer.weight.spec for layer in placed]
     assert specs == [jax.P("model"), jax.P(), jax.P("model")]
 
 

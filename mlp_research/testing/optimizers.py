@@ -14,7 +14,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, PyTree
 
-from mlp_research import step
+from mlp_research import sharding, step
 from mlp_research.checkpoint import Checkpoints
 from mlp_research.models import MLPConfig
 from mlp_research.optimizers import (
@@ -234,11 +234,11 @@ def clips_the_gradient(test: OptimizerUnderTest) -> Fault:
 def saves_and_restores(test: OptimizerUnderTest) -> Fault:
     """After a checkpoint in the middle the next step is bitwise the uninterrupted one."""
     state, _ = test.one_step(test.settings())
-    place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     with tempfile.TemporaryDirectory() as folder, Checkpoints(Path(folder)) as checkpoints:
         checkpoints.save(0, state, {}, None)
         checkpoints.wait()
-        restored, _ = checkpoints.restore(0, eqx.filter_eval_shape(lambda: state), place)
+        shapes = eqx.filter_eval_shape(lambda: state)
+        restored, _ = checkpoints.restore(0, sharding.template(sharding.device_mesh(1), shapes))
     after, resumed = (
         test.train_step(each, test.settings(), test.batch)[0] for each in (state, restored)
     )

@@ -80,12 +80,11 @@ def saves_and_restores(test: ModelUnderTest) -> Fault:
     empty = [path for path, leaf in named_arrays(test.model).items() if leaf.size == 0]
     if empty:
         return f"{', '.join(empty)} has size zero, which a checkpoint cannot hold"
-    place = sharding.replicated(sharding.device_mesh(1))
     with tempfile.TemporaryDirectory() as folder, Checkpoints(Path(folder)) as checkpoints:
         checkpoints.save(0, test.model, {}, None)
         checkpoints.wait()
-        template = eqx.filter_eval_shape(lambda: test.model)
-        restored, _ = checkpoints.restore(0, template, place)
+        shapes = eqx.filter_eval_shape(lambda: test.model)
+        restored, _ = checkpoints.restore(0, sharding.template(sharding.device_mesh(1), shapes))
     fault = bits_differ(test.model, restored)
     if fault:
         return f"restored, {fault}"
