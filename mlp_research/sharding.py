@@ -28,8 +28,8 @@ def device_mesh(data: int | None = None, model: int = 1) -> Mesh:
         )
     if size * model > available:
         raise ConfigError(
-            f"mesh.data {size} x mesh.model {model} are {size * model} devices, but there are "
-            f"{available} devices: use fewer (on a CPU the environment variable "
+            f"mesh.data {size} x mesh.model {model} needs {size * model} devices, but there are "
+            f"{available}: use fewer (on a CPU the environment variable "
             f"JAX_NUM_CPU_DEVICES={size * model} makes more)"
         )
     # Auto: under Explicit axes Equinox's filter_shard does not work.

@@ -246,7 +246,7 @@ def nothing_is_repaired_silently(data_dir: Path, tmp_path: Path) -> None:
         experiment_of(data_dir, {"mesh_data": 4}, batch_size=130)
     cases = [
         ({"batch_size": 201}, {}, "train.batch_size is 201, .* 200 training rows: use at most 200"),
-        ({}, {"mesh_data": 9}, "mesh.data is 9, but there are 8 devices"),
+        ({}, {"mesh_data": 9}, "mesh.data 9 x mesh.model 1 needs 9 devices, but there are 8"),
         (
             {},
             {"mesh_data": 8, "evaluation_batch_size": 12},

@@ -264,7 +264,12 @@ def stand_in_the_way(run_dir: Path) -> None:
         (nothing, "--split tests", 2, "tests"),
         (nothing, "--checkpoint first", 2, "first"),
         (nothing, "--evaluation.batch-size 0", 2, "evaluation_batch_size is 0"),
-        (nothing, "--mesh.data 9", 2, "mesh.data is 9, but there are 8 devices"),
+        (
+            nothing,
+            "--mesh.data 9",
+            2,
+            "mesh.data 9 x mesh.model 1 needs 9 devices, but there are 8",
+        ),
         (nothing, "--data.dir nowhere", 1, "the data folder nowhere cannot be read"),
         (nothing, "--model other", 2, "model 'other' is unknown"),
         (nothing, "--what", 2, "--what"),

@@ -157,9 +157,9 @@ def padding_counts(patch: Patch) -> None:
     patch.setattr(
         experiment,
         "evaluation_batches",
-        lambda split, size: (
+        lambda split, size, part: (
             dataclasses.replace(batch, real=np.ones_like(batch.real))
-            for batch in original(split, size)
+            for batch in original(split, size, part)
         ),
     )
 
@@ -169,7 +169,9 @@ def the_remainder_is_dropped(patch: Patch) -> None:
     patch.setattr(
         experiment,
         "evaluation_batches",
-        lambda split, size: (b for b in original(split, size) if b.real.all() or size > 70),
+        lambda split, size, part: (
+            batch for batch in original(split, size, part) if batch.real.all() or size > 70
+        ),
     )
 
 

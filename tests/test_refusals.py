@@ -67,7 +67,7 @@ USAGE = [
     ("--data.validation 240", "data.validation is 240, but the training files hold 240 rows"),
     ("--data.limit 500", "data.limit is 500"),
     ("--mesh.data 3", "train.batch_size 16 must divide by 3 devices: use 15 or 18"),
-    ("--mesh.data 99", "mesh.data is 99, but there are 8 devices"),
+    ("--mesh.data 99", "mesh.data 99 x mesh.model 1 needs 99 devices, but there are 8"),
     ("--schedule warmup-cosine --schedule.warmup-steps 999", "schedule.warmup_steps is 999"),
     ("--resume", "--resume needs --run-dir"),
     ("--profile 9:3", "give START:STOP"),
