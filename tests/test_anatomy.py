@@ -11,6 +11,7 @@ import pytest
 from mlp_research import anatomy
 from mlp_research.experiment import Experiment
 from mlp_research.models import MODELS, MLPConfig
+from mlp_research.models.base import Dense
 from tests.made import initial_state, small_config, small_execution
 
 
@@ -52,7 +53,7 @@ def test_looking_at_a_model_leaves_it_as_it_was():
     before = jax.tree.structure(model)
     anatomy.layers(model, 12, jr.key(1))
     assert jax.tree.structure(model) == before
-    assert type(model.layers[0]) is eqx.nn.Linear
+    assert type(model.layers[0]) is Dense
 
 
 def test_the_operations_of_a_step_are_those_of_its_matrix_products(data_dir: Path):

@@ -8,7 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from mlp_research.frozen import Frozen
 from mlp_research.shapes import RandomKey
@@ -60,14 +60,23 @@ def norm_layer(kind: Normalisation, size: int) -> Norm:
             return eqx.nn.RMSNorm(size, use_bias=False)
 
 
-def he_linear(inputs: int, outputs: int, *, gain: float = 2, key: RandomKey) -> eqx.nn.Linear:
+class Dense(eqx.nn.Linear):
+    """W x + b of one vector, or of each row of a matrix."""
+
+    def rows(self, rows: Float[Array, "rows inputs"]) -> Float[Array, "rows outputs"]:
+        """`jax.vmap(self)(rows)`, but its gradient takes half the time on a CPU."""
+        outputs = rows @ self.weight.T
+        return outputs if self.bias is None else outputs + self.bias[None]
+
+
+def he_linear(inputs: int, outputs: int, *, gain: float = 2, key: RandomKey) -> Dense:
     """A dense layer with weights of variance gain / inputs and zero bias.
 
     A gain of 2 keeps the second moment through ReLU (He et al. 2015, eq. 10), 1 where no
     nonlinearity follows.
     """
     structure_key, weight_key = jr.split(key)
-    linear = eqx.filter_eval_shape(eqx.nn.Linear, inputs, outputs, key=structure_key)
+    linear = eqx.filter_eval_shape(Dense, inputs, outputs, key=structure_key)
     weight = jnp.sqrt(gain / inputs) * jr.normal(weight_key, (outputs, inputs))
     return eqx.tree_at(
         lambda layer: (layer.weight, layer.bias), linear, (weight, jnp.zeros(outputs))
