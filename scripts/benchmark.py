@@ -5,6 +5,7 @@ start      from process start to trained: preset `fast`, cold and warm compile c
 members    eight seeds in one program and one seed alone, per step and member
 contracts  shape contracts on and off: import, first call, steady epoch
 models     each model of the table over as many seeds: accuracy, parameters, time an epoch
+parity     one MLP in every framework: the losses of 100 equal steps, and what each looks like
 """
 
 import contextlib
@@ -34,13 +35,16 @@ class Flags:
     """What is measured."""
 
     what: Annotated[
-        Literal["epoch", "start", "members", "contracts", "models"], tyro.conf.Positional
+        Literal["epoch", "start", "members", "contracts", "models", "parity"],
+        tyro.conf.Positional,
     ]
     """The comparison."""
     repeats: int = 5
     """Measurements of each; they alternate, and the medians are compared."""
     record: bool = False
-    """Write the table into docs/results.md."""
+    """Write the table into docs/results.md, and the figure of `parity` beside it."""
+    figures: Path = Path("runs")
+    """Folder for the figure of `parity` where it is not recorded."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -48,12 +52,15 @@ def main(argv: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         if flags.what == "models":
             title, lines = "The models", models(flags.repeats, Path(folder))
+        elif flags.what == "parity":
+            title, lines = "One MLP in every framework", every_framework(flags)
         else:
             measure, title, base = COMPARISONS[flags.what]
             lines = ratios(measure(flags.repeats, Path(folder)), base)
     print("\n".join(lines))
     if flags.record:
-        command = f"python scripts/benchmark.py {flags.what} --repeats {flags.repeats}"
+        command = f"python scripts/benchmark.py {flags.what}"
+        command += f" --repeats {flags.repeats}" if flags.what != "parity" else ""
         results.record(results.DOCUMENT, f"benchmark {flags.what}", title, command, lines)
 
 
@@ -87,6 +94,23 @@ def models(seeds: int, folder: Path) -> list[str]:
         rows.append((model, f"{result['parameters']:,}", f"{mean:.2f}", f"{spread:.2f}", relative))
     headings = ("model", "parameters", "test %", "standard deviation", "time an epoch to mlp's")
     return results.table(headings, rows)
+
+
+def every_framework(flags: Flags) -> list[str]:
+    """The table of the peers; their figure is linked where it is recorded, else named."""
+    import jax
+
+    if not os.environ.get("JAX_NUM_CPU_DEVICES"):
+        jax.config.update("jax_num_cpu_devices", 4)  # so that the data-parallel ones have shares
+    sys.path.insert(0, str(SCRIPTS / "peers"))
+    import parity
+
+    folder = results.DOCUMENT.parent if flags.record else flags.figures
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = parity.measure(folder / "parity.png")
+    if flags.record:
+        return [*lines, "", "![Losses of every framework, and their differences](parity.png)"]
+    return [*lines, "", f"figure: {folder / 'parity.png'}"]
 
 
 def epoch(repeats: int, folder: Path) -> Times:

@@ -1,0 +1,68 @@
+"""This package: an Equinox model and the pure `train_step` that every run here is made of.
+
+Notice: the model is itself the pytree of its arrays, so a `TrainState` (model, optimizer state,
+step, key) goes into a step and a new one comes out. One step is called by itself; an epoch is one
+call, a scan over the rows of each step, with the bytes on the device and the state donated. Chance
+is one seed: named streams, folded with the step and the example (mlp_research/prng.py).
+"""
+
+import equinox as eqx
+import jax.numpy as jnp
+import jax.random as jr
+import numpy as np
+from jax import Array
+from peer import Code, Weights, sizes_of
+
+from mlp_research import objectives, sharding
+from mlp_research import step as steps
+from mlp_research.models import MLP, MLPConfig
+from mlp_research.models import mlp as mlp_file
+from mlp_research.optimizers import AdamConfig, ConstantConfig, Optimizer, Settings
+from mlp_research.shapes import Batch, RowChunk
+
+one_step = eqx.filter_jit(steps.train_step)
+
+
+def model_of(weights: Weights) -> MLP:
+    """The model with these weights; Equinox keeps a weight as [outputs, inputs]."""
+    inputs, *widths, classes = sizes_of(weights)
+    model = MLPConfig(widths=tuple(widths)).build((1, inputs), classes, key=jr.key(0))
+    return eqx.tree_at(
+        lambda model: [leaf for layer in model.layers for leaf in (layer.weight, layer.bias)],
+        model,
+        [jnp.asarray(leaf) for weight, bias in weights for leaf in (weight.T, bias)],
+    )
+
+
+class EquinoxMLP:
+    name = "this package"
+    state_lives = "in a `TrainState`, model included, in and out of each step"
+    randomness = "one seed, named streams, a key per step and example"
+    code: Code = (
+        (mlp_file.__file__, "MLP"),
+        (objectives.__file__, "cross_entropy"),
+        (steps.__file__, "TrainState", "init_state", "scale_pixels", "train_step"),
+        (steps.__file__, "train_steps", "compile_train_steps"),
+    )
+
+    def __init__(self, weights: Weights):
+        rule, mesh = AdamConfig(), sharding.device_mesh(1)
+        optimizer = Optimizer.of(rule, ConstantConfig(), total_steps=1)
+        state = steps.init_state(model_of(weights), optimizer, key=jr.key(0))
+        self.state = sharding.place(state, sharding.replicated(mesh))
+        self.settings = Settings.of(rule, label_smoothing=0.0)
+        self.train_steps = steps.compile_train_steps(mesh)
+
+    def place(self, images: np.ndarray, labels: np.ndarray) -> tuple[Array, Array]:
+        """The bytes themselves: the compiled step scales them."""
+        return jnp.asarray(images), jnp.asarray(labels)
+
+    def step(self, images: Array, labels: Array) -> Array:
+        self.state, metrics = one_step(self.state, self.settings, Batch(images, labels))
+        return jnp.asarray(metrics.loss)
+
+    def train_epoch(self, images: Array, labels: Array, order: np.ndarray) -> np.ndarray:
+        """One call. It is compiled for one shape of `order`: another is refused."""
+        chunk = RowChunk(Batch(images, labels), jnp.asarray(order), jnp.int32(len(order)))
+        self.state, metrics = self.train_steps(self.state, self.settings, chunk)
+        return np.asarray(metrics.loss)
