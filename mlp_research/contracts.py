@@ -36,7 +36,9 @@ CHECKED_MODULES = tuple(  # not config and frozen: pydantic validates those
         *("models", "objectives", "optimizers", "loader", "sharding", "checkpoint"),
         *("step", "per_example", "curvature", "anatomy", "experiment", "members"),
         *("metrics_log", "run_folder", "run", "fit", "predictions", "testing"),
-        *("grid", "sweep", "sweep_figures", "results", "profiling"),
+        *("grid", "sweep", "sweep_figures", "results", "profiling", "processes", "saved_run"),
+        *("timing", "timing_figures", "curvature_figures", "per_example_figures", "exporting"),
+        "derivatives",
     )
 )
 _BEARTYPE = BeartypeConf(is_pep484_tower=True, is_color=False)  # as for pyright, an int is a float

@@ -65,7 +65,7 @@ def fit_program(
         StopRequest() as stop,
         RunFolder.open(path, program.document, resume=resume) as folder,
         Checkpoints(folder.checkpoints) as checkpoints,
-        processes.ending_together(),
+        processes.ending_together(agreed=Stopped),
     ):
         model = program.configs[0].model
         if not folder.write_environment(program.execution, dict(program.mesh.shape), model):
@@ -92,7 +92,7 @@ def train(run: Run, state: TrainState, profile: tuple[int, int] | None) -> Train
         record_steps(run, metrics, start, count)
         position = start + count
         run.report.progress(position, program.plan.total_steps, clock.images_per_second(position))
-        stop = run.stop.asked(position)
+        stop = run.stop.asked()
         if position % program.plan.steps_per_epoch == 0:
             clock = end_epoch(run, state, position, clock)
         elif stop is not None:

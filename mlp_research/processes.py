@@ -67,22 +67,26 @@ def on_host(array: jax.Array) -> np.ndarray:
     return np.asarray(multihost_utils.process_allgather(array, tiled=True))
 
 
-def stop_is_agreed(step: int) -> bool:
-    """Whether a process was asked to stop by SIGTERM, and all have now come to this step.
+def stop_is_agreed(question: int) -> bool:
+    """Whether a process was asked to stop by SIGTERM, and all have now come to this question.
 
-    Every process must ask at the same steps. JAX's preemption service holds the signal's handler.
+    Questions are counted 0, 1, 2 ... alike on every process: JAX's preemption service, which holds
+    the signal's handler, agrees on the number after the largest that any process has asked.
     """
-    return bool(multihost_utils.reached_preemption_sync_point(step))
+    return bool(multihost_utils.reached_preemption_sync_point(question))
 
 
 @contextlib.contextmanager
-def ending_together() -> Iterator[None]:
+def ending_together(agreed: type[Exception]) -> Iterator[None]:
     """In a group, a failure ends this process at once, so that no other waits for it for ever.
 
     Nothing is closed: closing waits for processes that are gone. What is on the disk is sound.
+    `agreed` is what all processes raise together; it passes.
     """
     try:
         yield
+    except agreed:
+        raise
     except Exception as error:
         if not are_many():
             raise

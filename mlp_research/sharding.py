@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxtyping import PyTree
 
 from mlp_research.frozen import ConfigError
@@ -117,7 +117,7 @@ def replicate(mesh: Mesh, tree: Tree) -> Tree:
     return eqx.filter_shard(tree, replicated(mesh))
 
 
-def place(tree: Tree, layout: NamedSharding) -> Tree:
+def place(tree: Tree, layout: Sharding) -> Tree:
     """The tree with its arrays moved to where they are to lie."""
     arrays, rest = eqx.partition(tree, eqx.is_array)
     return eqx.combine(jax.device_put(arrays, layout), rest)

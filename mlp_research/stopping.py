@@ -27,6 +27,7 @@ class StopRequest:
 
     def __init__(self):
         self.signal: int | None = None
+        self._questions = 0
 
     def __enter__(self) -> "StopRequest":
         # Only the main thread may handle signals; elsewhere (a notebook's worker) nothing changes.
@@ -36,10 +37,12 @@ class StopRequest:
         self._previous = {number: signal.signal(number, self._ask) for number in signals}
         return self
 
-    def asked(self, step: int) -> int | None:
-        """The signal that asks to stop after this step, if one does."""
-        if self.signal is None and processes.are_many() and processes.stop_is_agreed(step):
-            self.signal = signal.SIGTERM
+    def asked(self) -> int | None:
+        """The signal that asks to stop now, if one does. Every process asks after every chunk."""
+        if self.signal is None and processes.are_many():
+            if processes.stop_is_agreed(self._questions):
+                self.signal = signal.SIGTERM
+            self._questions += 1
         return self.signal
 
     def _ask(self, number: int, frame: Any) -> None:

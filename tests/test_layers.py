@@ -8,15 +8,25 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LEVELS = [
     ["contracts", "frozen", "shapes"],
-    ["prng", "datasets", "comparison", "predictions", "figures", "report", "results", "processes"],
-    ["stopping", "profiling", "compile_cache", "sweep_figures", "timing", "timing_figures"],
+    [
+        "prng",
+        "datasets",
+        "comparison",
+        "predictions",
+        "figures",
+        "report",
+        "results",
+        "processes",
+        "timing",
+    ],
+    ["stopping", "profiling", "compile_cache", "sweep_figures", "timing_figures"],
     ["curvature_figures", "per_example_figures"],
     ["models", "objectives", "optimizers", "loader", "sharding", "checkpoint"],
-    ["config", "step", "anatomy", "per_example", "curvature"],
-    ["experiment", "metrics_log"],
+    ["config", "step", "anatomy", "derivatives"],
+    ["experiment", "metrics_log", "per_example", "curvature", "exporting"],
     ["members", "run_folder"],
     ["run", "grid", "command_line"],
-    ["fit", "testing", "saved_run", "exporting"],
+    ["fit", "testing", "saved_run"],
     ["sweep"],
 ]
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
