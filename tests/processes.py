@@ -22,6 +22,8 @@ def environment() -> dict[str, str]:
 def load_script(name: str) -> ModuleType:
     """A script as a module, to call its `main` without a process of its own."""
     path = ROOT / "scripts" / f"{name}.py"
+    if str(path.parent) not in sys.path:  # as Python itself does for a script
+        sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(f"script_{name}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

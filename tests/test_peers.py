@@ -179,7 +179,7 @@ def test_an_absent_framework_is_named_with_the_command_that_installs_it(
     absent = peer.Entry("nothing", "Nothing", ("no_such_framework",))
     monkeypatch.setitem(peer.PEERS, "another", absent)
     with pytest.raises(ConfigError, match=r"no_such_framework.*pip install -e '\.\[peers\]'"):
-        parity.measure(Path("parity.png"))
+        parity.measure()
 
 
 def test_parity_shows_every_peer_in_a_table_and_a_figure(
@@ -189,7 +189,7 @@ def test_parity_shows_every_peer_in_a_table_and_a_figure(
     monkeypatch.delitem(peer.PEERS, "PyTorch compiled")  # once more, a quarter of a minute
     for name in peer.PEERS:
         need(name)
-    processes.load_script("benchmark").main(["parity", "--figures", str(tmp_path / "new")])
+    processes.load_script("benchmark").main(["parity", "--output", str(tmp_path / "new")])
     lines = capsys.readouterr().out.splitlines()
     rows = [line.split("|")[1:-1] for line in lines if line.startswith("| ")][2:]
     assert [row[0].strip().removesuffix(" over 8") for row in rows] == list(peer.PEERS)
