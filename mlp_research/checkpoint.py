@@ -5,7 +5,11 @@ shape and CRC-32 of every array. A restore is strict; what does not fit or is da
 """
 
 import contextlib
+import gc
+import json
 import logging
+import sys
+import time
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,7 +29,7 @@ KEPT = 2
 """How many of the newest checkpoints are kept, beside the best by validation."""
 
 METADATA = ("notes", "fingerprint", "validation_accuracy")
-"""What stands in each checkpoint beside the arrays."""
+"""What stands in each checkpoint beside the arrays, under a CRC-32 of its own."""
 
 State = TypeVar("State")
 
@@ -41,18 +45,20 @@ class Checkpoints:
         """`reading` leaves everything as it is, also what a run that goes on has half written."""
         self.directory = directory.absolute()
         self._reading = reading
+        self._pending: Any = None
         self._open()
 
     def _open(self) -> None:
         from orbax.checkpoint import v1  # over a second to import
 
         ocp: Any = v1  # its annotations name types that are not its own
-        self._orbax = ocp.training.Checkpointer(
-            self.directory,
-            save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
-            preservation_policy=self,
-            cleanup_tmp_directories=not self._reading,
-        )
+        with _quiet():
+            self._orbax = ocp.training.Checkpointer(
+                self.directory,
+                save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
+                preservation_policy=self,
+                cleanup_tmp_directories=not self._reading,
+            )
         self._scores: dict[int, float] = {}
         for step in self.steps:
             with contextlib.suppress(DamagedError):
@@ -72,7 +78,8 @@ class Checkpoints:
     @property
     def steps(self) -> list[int]:
         """The steps at which there are checkpoints, ascending."""
-        return sorted(checkpoint.step for checkpoint in self._orbax.checkpoints)
+        with _quiet():
+            return sorted(checkpoint.step for checkpoint in self._orbax.checkpoints)
 
     @property
     def best_step(self) -> int | None:
@@ -95,9 +102,15 @@ class Checkpoints:
             "fingerprint": fingerprint(arrays),
             "validation_accuracy": validation_accuracy,
         }
+        metadata["crc32"] = _crc32(metadata)
         if validation_accuracy is not None:
             self._scores[step] = validation_accuracy
-        self._orbax.save_async(step, by_path(arrays), force=True, custom_metadata=metadata)
+        with self._saving():
+            self._settle()
+            self._check_writable()
+            self._pending = self._orbax.save_async(
+                step, by_path(arrays), force=True, custom_metadata=metadata
+            )
 
     def restore(self, step: int, template: State) -> tuple[State, dict]:
         """(state, notes) of a checkpoint.
@@ -110,16 +123,23 @@ class Checkpoints:
         metadata = self._metadata(step)
         saved, wanted = metadata["fingerprint"], by_path(abstract)
         _check_fits(step, saved, fingerprint(abstract))
-        try:
-            with _quiet():
-                arrays = self._orbax.load(step, wanted)
-        except Exception as error:
-            raise DamagedError(step, f"it does not load ({type(error).__name__})") from error
+        arrays = self._load(step, wanted)
         restored = jax.tree.unflatten(jax.tree.structure(abstract), [arrays[p] for p in wanted])
         for path, described in fingerprint(restored).items():
             if described != saved[path]:
                 raise DamagedError(step, f"the content of {path} has changed since it was saved")
         return eqx.combine(restored, static), metadata["notes"]
+
+    def _load(self, step: int, wanted: dict[str, Any]) -> dict[str, Any]:
+        with _quiet():
+            try:
+                return self._orbax.load(step, wanted)
+            except Exception as error:
+                reason = type(error).__name__
+            # Reads beside the one that failed go on, and each says at its end that none waits.
+            time.sleep(0.1)
+            gc.collect()
+        raise DamagedError(step, f"it does not load ({reason})")
 
     def restore_newest(self, template: State) -> tuple[State, dict, list[str]] | None:
         """(state, notes, what was damaged) of the newest sound checkpoint, or None.
@@ -145,26 +165,64 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Return when what was saved is on the disk; a failure to save is raised here."""
-        self._orbax.wait()
+        with self._saving():
+            self._settle()
+            self._orbax.wait()
+
+    def _settle(self) -> None:
+        """Wait for what is being saved. Orbax keeps a thread and its files until it is asked."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
 
     def close(self) -> None:
-        self._orbax.close()
+        with self._saving():
+            try:
+                self._settle()
+            finally:
+                self._orbax.close()
 
     def __enter__(self) -> "Checkpoints":
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        self.close()
+        # What ended the run comes first, not what then could not be saved either.
+        with contextlib.suppress(*([] if exception[0] is None else [CheckpointError])):
+            self.close()
+
+    def _check_writable(self) -> None:
+        """Where Orbax can make no folder, its threads wait minutes for it, and the process too."""
+        if processes.is_first():
+            probe = self.directory / ".probe"
+            probe.mkdir(exist_ok=True)
+            probe.rmdir()
+
+    @contextlib.contextmanager
+    def _saving(self) -> Iterator[None]:
+        """What goes wrong in Orbax while it saves becomes a `CheckpointError`."""
+        try:
+            with _quiet():
+                yield
+        except Exception as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise CheckpointError(
+                f"a checkpoint cannot be saved in {self.directory}: {reason}. When that is mended, "
+                "go on by --resume from the last one that is whole"
+            ) from error
 
     def _metadata(self, step: int) -> dict:
         try:
             with _quiet():
                 metadata: Any = self._orbax.metadata(step).custom_metadata
-            return {name: metadata[name] for name in METADATA}
+            found = {name: metadata[name] for name in METADATA}
+            crc32 = metadata["crc32"]
         except Exception as error:
             raise DamagedError(
                 step, f"its metadata do not load ({type(error).__name__})"
             ) from error
+        if crc32 != _crc32(found):
+            raise DamagedError(step, "its metadata have changed since they were saved")
+        return found
 
     def _set_aside(self, step: int) -> None:
         self._orbax.close()
@@ -196,6 +254,11 @@ def fingerprint(tree: PyTree) -> dict[str, list]:
     return {path: _describe(leaf) for path, leaf in by_path(tree).items()}
 
 
+def _crc32(metadata: dict) -> int:
+    """CRC-32 of metadata as JSON, in which they are saved."""
+    return zlib.crc32(json.dumps(metadata, sort_keys=True).encode())
+
+
 def _describe(leaf: Any) -> list:
     described = [str(leaf.dtype), list(leaf.shape)]
     if _is_shape(leaf):
@@ -207,14 +270,18 @@ def _describe(leaf: Any) -> list:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Orbax logs at length what goes wrong; we say it in one sentence."""
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+    """Orbax says at length what goes wrong, and so do its tasks; we say it in one sentence."""
+    loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
+    levels, hook = [logger.level for logger in loggers], sys.unraisablehook
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    sys.unraisablehook = lambda _: None
     try:
         yield
     finally:
-        logger.setLevel(level)
+        sys.unraisablehook = hook
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _is_shape(leaf: Any) -> bool:

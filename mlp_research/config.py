@@ -4,7 +4,6 @@
 laws changes no number but rounding.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +12,7 @@ import tyro
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, SerializeAsAny
 
 from mlp_research.datasets import DEFAULT_DIRECTORY, DataConfig
-from mlp_research.frozen import ConfigError, Failure, Frozen
+from mlp_research.frozen import ConfigError, Failure, Frozen, json_value
 from mlp_research.models import MODELS, MixerConfig, MLPConfig, ModelConfig, ResidualConfig
 from mlp_research.optimizers import (
     OPTIMIZERS,
@@ -109,16 +108,16 @@ class Config(Frozen, frozen=True):
 
         Raises `ConfigError` for anything else.
         """
-        try:
-            values = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"not JSON (line {error.lineno}: {error.msg})") from None
+        values = json_value(text)
         if not isinstance(values, dict):
             raise ConfigError("not a config: the outermost value must be an object")
         described = values.get("model")
         if model is not None and isinstance(described, dict):
             values["model"] = model(**described)
-        return cls(**values)
+        try:
+            return cls(**values)
+        except RecursionError:
+            raise ConfigError("not a config: it is nested too deep") from None
 
 
 def read_config(run_dir: Path, model: type[ModelConfig] | None = None) -> Config:

@@ -19,7 +19,6 @@ from mlp_research.prng import stream_key
 from mlp_research.shapes import AnyChunk, Batch, RandomKey, Split
 from mlp_research.step import (
     EvalStep,
-    StepMetrics,
     TrainState,
     TrainSteps,
     compile_eval_step,
@@ -159,9 +158,9 @@ class Experiment:
         """The evaluation of each member: of the one there is."""
         return [self.evaluate(model, split)]
 
-    def split(self, metrics: StepMetrics) -> list[StepMetrics]:
-        """The metrics of each member: of the one there is."""
-        return [metrics]
+    def split(self, tree: Any) -> list[Any]:
+        """The part of each member of a tree: of the one there is, all."""
+        return [tree]
 
     def evaluated_splits(self) -> dict[str, Split]:
         """What is evaluated after every epoch, by name."""

@@ -1,6 +1,8 @@
 """fit(config): the only training loop, for one run and for many members of one program."""
 
+import contextlib
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +12,14 @@ import numpy as np
 from mlp_research import anatomy, processes
 from mlp_research.checkpoint import Checkpoints
 from mlp_research.config import Config, Execution
-from mlp_research.experiment import Experiment
+from mlp_research.experiment import Evaluation, Experiment
 from mlp_research.members import Members
 from mlp_research.metrics_log import step_lines
 from mlp_research.models import Model
 from mlp_research.profiling import profiled
 from mlp_research.report import Report
 from mlp_research.run import EpochClock, Run, mean_of
-from mlp_research.run_folder import RunFolder, default_run_dir
+from mlp_research.run_folder import RunFolder, default_run_dir, writing
 from mlp_research.step import StepMetrics, TrainState
 from mlp_research.stopping import Stopped, StopRequest
 
@@ -58,11 +60,16 @@ def fit_program(
     resume: bool,
     report: Report,
     profile: tuple[int, int] | None = None,
+    stop: StopRequest | None = None,
 ) -> tuple[TrainState, list[dict[str, Any]]]:
-    """The final state of a program, and what result.json says of each of its members."""
+    """The final state of a program, and what result.json says of each of its members.
+
+    `stop` is the request that the caller listens to; by default the program listens itself.
+    """
     with (
         report,
-        StopRequest() as stop,
+        contextlib.nullcontext(stop) if stop else StopRequest() as stop,
+        writing(path),
         RunFolder.open(path, program.document, resume=resume) as folder,
         Checkpoints(folder.checkpoints) as checkpoints,
         processes.ending_together(agreed=Stopped),
@@ -131,6 +138,7 @@ def end_epoch(run: Run, state: TrainState, position: int, clock: EpochClock) -> 
     # What saving held the loop up since the last such line: this epoch's is not known yet.
     speed["checkpoint_seconds"] = clock.checkpoint_seconds
     where = {"step": position, "epoch": position // program.plan.steps_per_epoch}
+    check_finite(run, evaluations, position)
     rows = []
     for index, mark, _ in run.members(program.marks):
         means = log.means(mark.get("member"))
@@ -146,6 +154,14 @@ def end_epoch(run: Run, state: TrainState, position: int, clock: EpochClock) -> 
     return EpochClock(run, position, saving.seconds())
 
 
+def check_finite(run: Run, evaluations: dict[str, list[Evaluation]], position: int) -> None:
+    """Leave out each member with a loss that is not finite: no line can hold it."""
+    for name, each in evaluations.items():
+        for index, _, evaluation in run.members(each):
+            if not math.isfinite(evaluation.loss):
+                run.leave_out(index, position, f"{name} loss {evaluation.loss}")
+
+
 def finish(run: Run, state: TrainState, compile_seconds: float) -> list[dict[str, Any]]:
     """The exact test result of the final state of each member, in result.json and printed."""
     program, data, log = run.program, run.program.data, run.folder.metrics
@@ -153,6 +169,7 @@ def finish(run: Run, state: TrainState, compile_seconds: float) -> list[dict[str
     results = {"test": program.evaluate_each(state.model, data.test)}
     if len(data.validation):
         results["validation"] = program.evaluate_each(state.model, data.validation)
+    check_finite(run, results, int(state.step.max()))
     epochs = {line["epoch"]: line for line in log.epochs}.values()
     shared = {
         "parameters": anatomy.count(state.model) // state.step.size,

@@ -1,5 +1,6 @@
 """The base of every config: immutable, validated, its faults said in sentences."""
 
+import json
 from typing import Any
 
 import pydantic
@@ -21,11 +22,23 @@ class Frozen(
     Raises `ConfigError` with one line for each field at fault.
     """
 
-    def __init__(self, **values: Any):
+    def __init__(self, /, **values: Any):
         try:
             super().__init__(**values)
         except pydantic.ValidationError as error:
             raise ConfigError("\n".join(_sentence(fault) for fault in error.errors())) from None
+
+
+def json_value(text: str | bytes) -> Any:
+    """The value of a JSON text that anyone may have written. Raises `ConfigError` if it is none."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"not JSON (line {error.lineno}: {error.msg})") from None
+    except RecursionError:
+        raise ConfigError("not JSON that can be read: it is nested too deep") from None
+    except ValueError as error:  # another encoding, or a number of thousands of digits
+        raise ConfigError(f"not JSON that can be read: {error}") from None
 
 
 def _sentence(fault: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mlp_research.frozen import Failure
+from mlp_research.frozen import Failure, json_value
 from mlp_research.step import StepMetrics
 
 Line = dict[str, Any]
@@ -30,7 +30,7 @@ class MetricsLog:
     def __init__(self, path: Path, *, follows: bool = False):
         self.path = path
         self._follows = follows
-        self._checksum = 0
+        self._checksum = self._length = 0
         self._steps: dict[int | None, list[Line]] = {}
         self.epochs: list[Line] = []
         """The lines with split "epoch", of all epochs."""
@@ -38,8 +38,12 @@ class MetricsLog:
     def append(self, lines: list[Line]) -> None:
         content = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines).encode()
         if not self._follows:
-            with self.path.open("ab") as file:
+            # Not made anew where it is gone: its first lines would be lost.
+            with self.path.open("r+b") as file:
+                if file.seek(0, os.SEEK_END) != self._length:
+                    raise MetricsLogError(f"{self.path} was changed while the run wrote it")
                 file.write(content)
+        self._length += len(content)
         self._checksum = zlib.crc32(content, self._checksum)
         self._remember(lines)
 
@@ -52,10 +56,9 @@ class MetricsLog:
         """Length and CRC-32 of the file, made durable: what a checkpoint notes."""
         if self._follows:
             return {}  # the first process's note is the one that is saved
-        with self.path.open("ab") as file:
+        with self.path.open("r+b") as file:
             os.fsync(file.fileno())
-            length = file.tell()
-        return {"bytes": length, "crc32": self._checksum}
+        return {"bytes": self._length, "crc32": self._checksum}
 
     def rewind(self, position: dict[str, int] | None) -> None:
         """Cut the file back to a checkpoint's position; None is the run's beginning.
@@ -69,10 +72,12 @@ class MetricsLog:
                 f"{self.path} was changed since the checkpoint: its first {length} bytes are not "
                 "the lines of the run. Put the file back, or start a new run."
             )
-        if len(content) > length and not self._follows:
-            os.truncate(self.path, length)
+        if not self._follows:
+            with self.path.open("ab") as file:
+                file.truncate(length)
+        self._length = length
         self._checksum, self._steps, self.epochs = checksum, {}, []
-        self._remember([json.loads(line) for line in content[:length].splitlines()])
+        self._remember([json_value(line) for line in content[:length].splitlines()])
 
     def read(self) -> list[Line]:
         """All lines."""

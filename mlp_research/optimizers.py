@@ -14,11 +14,28 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Integer, PyTree
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticKnownError
 
 from mlp_research.frozen import ConfigError, Frozen
 from mlp_research.shapes import Scalar
 
+MOST_STEPS = 2**31 - 1
+"""Steps are counted in 32 bits."""
+SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
+
+
+def _in_float32(value: float) -> float:
+    """A number that does not become zero or infinity in float32, in which a step computes."""
+    if 0 < value < SMALLEST:
+        raise PydanticKnownError("greater_than_equal", {"ge": SMALLEST})
+    if value > LARGEST:
+        raise PydanticKnownError("less_than_equal", {"le": LARGEST})
+    return value
+
+
+PositiveFloat = Annotated[float, Field(gt=0), AfterValidator(_in_float32)]
+NonNegativeFloat = Annotated[float, Field(ge=0), AfterValidator(_in_float32)]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 TRACED = ("learning_rate", "weight_decay", "momentum", "clip_norm")
@@ -164,9 +181,9 @@ class WarmupCosineConfig(ScheduleConfig, frozen=True):
     """From zero up to the peak in a straight line, then down to zero as half a cosine."""
 
     kind: Literal["warmup-cosine"] = "warmup-cosine"
-    warmup_steps: NonNegativeInt = 100
+    warmup_steps: Annotated[int, Field(ge=0, le=MOST_STEPS)] = 100
     """Steps until the peak."""
-    decay_steps: PositiveInt | None = None
+    decay_steps: Annotated[int, Field(gt=0, le=MOST_STEPS)] | None = None
     """Steps until zero, the warm-up included; by default the length of the run."""
 
     def shape(self, total_steps: int) -> optax.Schedule:

@@ -5,8 +5,11 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import equinox as eqx
+import jax
 import numpy as np
 
+from mlp_research import processes
 from mlp_research.checkpoint import CheckpointError, Checkpoints
 from mlp_research.config import differences
 from mlp_research.experiment import Experiment
@@ -59,7 +62,15 @@ class Run:
         return state
 
     def save(self, state: TrainState, position: int, validation_accuracy: float | None) -> None:
-        """The state with the position in metrics.jsonl and the config, as one checkpoint."""
+        """The state with the position in metrics.jsonl and the config, as one checkpoint.
+
+        Raises `NonFiniteError` rather than to save parameters that cannot be trained on.
+        """
+        parameters = eqx.filter(state.model, eqx.is_inexact_array)
+        members = self.program.split(jax.tree.map(processes.on_host, parameters))
+        for index, _, arrays in self.members(members):
+            if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(arrays)):
+                self.leave_out(index, position, "the update makes parameters that are not finite")
         notes = {
             "metrics": self.folder.metrics.position(),
             "config": self.program.document,

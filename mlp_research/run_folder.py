@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import jax
 
 from mlp_research import figures, processes
 from mlp_research.config import Config, Execution, differences
-from mlp_research.frozen import Failure
+from mlp_research.frozen import Failure, json_value
 from mlp_research.metrics_log import MetricsLog
 from mlp_research.models import ModelConfig
 
@@ -50,11 +50,38 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 def read_json(path: Path) -> Any:
     """The value of a JSON file. Raises `RunFolderError` where there is none."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json_value(path.read_bytes())
     except FileNotFoundError:
         raise RunFolderError(f"{path.parent} holds no run: there is no {path}") from None
     except (OSError, ValueError) as error:
         raise RunFolderError(f"{path} cannot be read: {error}") from None
+
+
+def check_links(path: Path) -> None:
+    """Raises `RunFolderError` for a link in a run folder that leads out of it.
+
+    What a run writes, it would write there; a folder from elsewhere could so name any file.
+    """
+    inside = path.resolve()
+    for folder, folders, files in os.walk(path):
+        for entry in (Path(folder) / name for name in (*folders, *files)):
+            if entry.is_symlink() and not entry.resolve().is_relative_to(inside):
+                raise RunFolderError(
+                    f"{entry} is a link to {os.readlink(entry)}, out of the run's folder: put the "
+                    "file itself there, or remove the link"
+                )
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What the system refuses while a run writes into its folder becomes a `RunFolderError`."""
+    try:
+        yield
+    except OSError as error:
+        raise RunFolderError(
+            f"{error.filename or path} cannot be written: {error.strerror or error}. When that is "
+            f"mended, go on by --resume from the last checkpoint in {path}"
+        ) from error
 
 
 class RunFolder:
@@ -74,24 +101,44 @@ class RunFolder:
         """Who held the folder last, if that process ended without letting go of it."""
 
     @classmethod
-    def open(cls, path: Path, config: Any, *, resume: bool) -> "RunFolder":
+    def open(cls, path: Path, config: Any, *, resume: bool, plan: Any = None) -> "RunFolder":
         """A folder for a new run, or the folder of a run that goes on, held until it is closed.
 
-        `config` is the JSON value of config.json. Refused: a new run where there is one already, a
-        resumed one with another config, a folder that another process holds or that cannot be
-        written.
+        `config` is the JSON value of config.json, `plan` a sweep's of plan.json. Refused: a new run
+        where there is one already, a resumed one with another config, a folder that another process
+        holds or that cannot be written.
         """
         folder, refusal = cls(path), None
         if processes.is_first():
             try:
-                folder._begin(config, resume)
+                folder._begin(config, resume, plan)
             except RunFolderError as error:
                 refusal = error
         if not processes.first_succeeded(refusal is None):
             raise refusal or RunFolderError(f"{path} cannot be used: the first process says why")
         return folder
 
-    def _begin(self, config: Any, resume: bool) -> None:
+    def _begin(self, config: Any, resume: bool, plan: Any) -> None:
+        try:
+            self._check(config, resume)
+            check_links(self.path)
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._acquire()
+            self._check(config, resume)  # another process may have been here in between
+            if not resume:
+                if plan is not None:
+                    self._write_json("plan.json", plan)
+                self._write_json("config.json", config)  # last: it says that a run is here
+        except RunFolderError:
+            self.close()
+            raise
+        except OSError as error:
+            self.close()
+            reason = error.strerror or error
+            raise RunFolderError(f"{self.path} cannot be written: {reason}") from None
+
+    def _check(self, config: Any, resume: bool) -> None:
+        """Refuse a new run where there is one, and a resumed one with another config."""
         path, written = self.path, self.path / "config.json"
         if resume:
             saved = read_json(written)
@@ -102,14 +149,6 @@ class RunFolder:
             raise RunFolderError(
                 f"{path} already holds a run: go on with it by --resume, or choose another folder"
             )
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            self._acquire()
-            if not resume:
-                write_atomically(written, json.dumps(config, indent=2) + "\n")
-        except OSError as error:
-            self.close()
-            raise RunFolderError(f"{path} cannot be written: {error.strerror or error}") from None
 
     def _acquire(self) -> None:
         try:
@@ -159,9 +198,9 @@ class RunFolder:
         if not self._writes:
             return True
         path = self.path / "environment.json"
-        starts = []
-        with contextlib.suppress(OSError, ValueError):
-            starts = json.loads(path.read_text())
+        starts = read_json(path) if path.exists() else []
+        if not (isinstance(starts, list) and all(isinstance(start, dict) for start in starts)):
+            raise RunFolderError(f"{path} is not what the run wrote: put it back, or remove it")
         code = code_from_outside(model)
         starts.append(environment(execution, mesh_shape) | {"model_code": code})
         write_atomically(path, json.dumps(starts, indent=2) + "\n")
@@ -214,7 +253,10 @@ class RunFolder:
     def write_result(self, result: Any) -> None:
         if not self._writes:
             return
-        write_atomically(self.path / "result.json", json.dumps(result, indent=2) + "\n")
+        self._write_json("result.json", result)
+
+    def _write_json(self, name: str, value: Any) -> None:
+        write_atomically(self.path / name, json.dumps(value, indent=2) + "\n")
 
 
 def environment(execution: Execution, mesh_shape: dict[str, int]) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """A run that was saved, opened to be looked at: nothing in its folder is locked or changed."""
 
 import dataclasses
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,8 +15,8 @@ from mlp_research.checkpoint import CheckpointError, Checkpoints
 from mlp_research.config import Config, Execution, differences, read_config
 from mlp_research.datasets import DEFAULT_DIRECTORY
 from mlp_research.experiment import Experiment
-from mlp_research.frozen import ConfigError
-from mlp_research.run_folder import RunFolderError, read_json
+from mlp_research.frozen import ConfigError, json_value
+from mlp_research.run_folder import RunFolderError, check_links, read_json
 from mlp_research.shapes import Split
 from mlp_research.step import TrainState
 
@@ -53,6 +52,7 @@ def open_run(flags: SavedRunFlags, evaluation_batch_size: int = 1000) -> Experim
             f"{flags.run_dir} holds {len(document['members'])} members of one program, not one "
             "run: their numbers are in its result.json"
         )
+    check_links(flags.run_dir)
     config = read_config(flags.run_dir, model)
     execution = Execution(
         data_dir=flags.data_dir or trained_on(flags.run_dir),
@@ -64,12 +64,22 @@ def open_run(flags: SavedRunFlags, evaluation_batch_size: int = 1000) -> Experim
 
 
 def trained_on(run_dir: Path) -> Path:
-    """The data folder that environment.json names, or the default one where it names none."""
+    """The data folder that environment.json names, or the default one where there is no such file.
+
+    It may lie anywhere: it is only read, as data. Raises `RunFolderError` for a file that is not
+    what a run wrote.
+    """
+    path = run_dir / "environment.json"
     try:
-        starts = json.loads((run_dir / "environment.json").read_text(encoding="utf-8"))
+        starts = json_value(path.read_bytes())
         return Path(starts[-1]["execution"]["data_dir"])
-    except (OSError, ValueError, LookupError, TypeError):
+    except FileNotFoundError:
         return DEFAULT_DIRECTORY
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise RunFolderError(
+            f"{path} is not what the run wrote ({type(error).__name__}: {error}): put it back, or "
+            "name the data folder by --data.dir"
+        ) from None
 
 
 def chosen_split(experiment: Experiment, name: SplitName) -> Split:

@@ -4,6 +4,8 @@ import csv
 import dataclasses
 import io
 import json
+import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mlp_research import comparison, datasets, results, sweep_figures
-from mlp_research.config import Execution, differences
+from mlp_research.config import Config, Execution, differences
 from mlp_research.fit import fit_program
 from mlp_research.grid import Member, Sweep
 from mlp_research.members import Lift, Members
@@ -19,6 +21,13 @@ from mlp_research.metrics_log import Line
 from mlp_research.report import Report, aligned
 from mlp_research.run import NonFiniteError
 from mlp_research.run_folder import RunFolder, RunFolderError, read_json, write_atomically
+from mlp_research.stopping import Stopped, StopRequest
+
+UNREADABLE = (
+    *(OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, MemoryError),
+    *(zipfile.BadZipFile, zlib.error),
+)
+"""What reading a damaged or foreign file of results can raise."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,22 +46,29 @@ def run(
     lift: Lift | None,
     report: Report,
 ) -> dict[Member, Outcome]:
-    """Train what is not trained yet. A member that ceased to be finite has no outcome."""
+    """Train what is not trained yet. A member that ceased to be finite has no outcome.
+
+    Raises `Stopped` after a signal, also one that comes between two programs.
+    """
     outcomes: dict[Member, Outcome] = {}
-    for number, program in enumerate(sweep.programs):
-        path = folder.path / "programs" / f"{number:03}"
-        report.say(f"program {number + 1} of {len(sweep.programs)}: {len(program)} members")
-        if not (path / "predictions.npz").exists():
-            _train(Members.of(sweep.configs(program), execution, lift), path, report)
-        outcomes |= _outcomes(program, path)
+    with StopRequest() as stop:
+        for number, program in enumerate(sweep.programs):
+            path = folder.path / "programs" / f"{number:03}"
+            report.say(f"program {number + 1} of {len(sweep.programs)}: {len(program)} members")
+            if not (path / "predictions.npz").exists():
+                if stop.signal is not None:
+                    raise Stopped(stop.signal, folder.path)
+                members = Members.of(sweep.configs(program), execution, lift)
+                _train(members, path, report, stop)
+            outcomes |= _outcomes(program, path)
     return outcomes
 
 
-def _train(members: Members, path: Path, report: Report) -> None:
+def _train(members: Members, path: Path, report: Report, stop: StopRequest) -> None:
     """Train a program to its end; its predictions come last and say that it is whole."""
     resume = (path / "config.json").exists()
     try:
-        state, _ = fit_program(members, path, resume, report)
+        state, _ = fit_program(members, path, resume, report, stop=stop)
     except NonFiniteError as error:
         report.say(f"no member is left: {error}")
         write_atomically(path / "result.json", "[]\n")
@@ -65,15 +81,28 @@ def _train(members: Members, path: Path, report: Report) -> None:
 
 
 def _outcomes(program: Sequence[Member], path: Path) -> dict[Member, Outcome]:
-    with np.load(path / "predictions.npz", allow_pickle=False) as packed:
-        predictions = packed["predictions"]
+    """Raises `RunFolderError` where the program's files are not what was written."""
+    written = _as_list(read_json(path / "result.json"))
     outcomes = {}
-    for index, result in enumerate(_as_list(read_json(path / "result.json"))):
-        member = result.get("member", index)
-        validation = result.get("validation")
-        outcomes[program[member]] = Outcome(
-            validation and validation["accuracy"], result["test"]["accuracy"], predictions[member]
-        )
+    try:
+        with (
+            (path / "predictions.npz").open("rb") as file,
+            np.load(file, allow_pickle=False) as packed,
+        ):
+            predictions = packed["predictions"]
+        for index, result in enumerate(written):
+            member = result.get("member", index)
+            validation = result.get("validation")
+            outcomes[program[member]] = Outcome(
+                validation and float(validation["accuracy"]),
+                float(result["test"]["accuracy"]),
+                predictions[member],
+            )
+    except UNREADABLE as error:
+        raise RunFolderError(
+            f"result.json or predictions.npz in {path} is not what was written "
+            f"({type(error).__name__}: {error}): remove {path}, to train its members again"
+        ) from None
     return outcomes
 
 
@@ -81,15 +110,17 @@ def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def keep_plan(sweep: Sweep, folder: RunFolder, resume: bool) -> None:
-    """Write plan.json, or refuse to go on with another plan than it holds."""
-    path = folder.path / "plan.json"
-    if resume and path.exists():
-        kept = read_json(path)
+def open_folder(sweep: Sweep, path: Path, config: Config, resume: bool) -> RunFolder:
+    """The folder of a sweep, with its plan.json. Refuses to go on with another plan than that."""
+    plan = path / "plan.json"
+    if resume and (path / "config.json").exists():
+        if not plan.exists():
+            raise RunFolderError(f"{path} holds no sweep: there is no {plan}")
+        kept = read_json(plan)
         if kept != sweep.document:
             different = "; ".join(differences(kept, sweep.document))
-            raise RunFolderError(f"{folder.path} holds a sweep with another plan: {different}")
-    write_atomically(path, json.dumps(sweep.document, indent=2) + "\n")
+            raise RunFolderError(f"{path} holds a sweep with another plan: {different}")
+    return RunFolder.open(path, config.to_json(), resume=resume, plan=sweep.document)
 
 
 def summarise(sweep: Sweep, outcomes: dict[Member, Outcome], labels: np.ndarray) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """The exact numbers of a saved run: python scripts/evaluate.py RUN_DIR [--flag VALUE ...]."""
 
 import dataclasses
-import json
 import math
+import operator
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -14,6 +14,7 @@ from jaxtyping import Array
 
 from mlp_research import command_line, figures, predictions, sharding
 from mlp_research.experiment import Evaluation, Experiment
+from mlp_research.frozen import json_value
 from mlp_research.models import Model
 from mlp_research.report import Report, aligned
 from mlp_research.run_folder import RunFolderError
@@ -190,20 +191,27 @@ def recorded(flags: Flags, step: int) -> tuple[str, dict[str, Any]] | None:
     result, metrics = flags.run_dir / "result.json", flags.run_dir / "metrics.jsonl"
     try:
         if result.exists():
-            summary = json.loads(result.read_text(encoding="utf-8"))
+            summary = json_value(result.read_bytes())
             if summary["steps"] == step and summary.get(flags.split):
-                return result.name, summary[flags.split]
+                return result.name, counted(summary[flags.split])
         # A running run may be in the middle of its last line.
         lines = metrics.read_bytes().split(b"\n")[:-1]
         for line in reversed(lines):
-            values = json.loads(line)
+            values = json_value(line)
             if (values["split"], values["step"]) == (flags.split, step) and "total" in values:
-                return metrics.name, values
-    except (OSError, ValueError, LookupError, TypeError) as error:
+                return metrics.name, counted(values)
+    except (OSError, ValueError, LookupError, TypeError, OverflowError) as error:
         raise RunFolderError(
-            f"{result.name} or {metrics.name} in {flags.run_dir} cannot be read: {error}"
+            f"{result.name} or {metrics.name} in {flags.run_dir} cannot be read: "
+            f"{type(error).__name__}: {error}"
         ) from None
     return None
+
+
+def counted(values: Any) -> dict[str, Any]:
+    """The numbers of a split as a run writes them. Raises what a value that is no number raises."""
+    counts = {name: operator.index(values[name]) for name in ("correct", "total")}
+    return counts | {"loss": float(values["loss"])}
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> None:
     # Only now: --help and a usage error need none of it.
     from mlp_research import grid, results, sweep
     from mlp_research.report import Report
-    from mlp_research.run_folder import RunFolder, default_run_dir
+    from mlp_research.run_folder import default_run_dir
     from mlp_research.stopping import Stopped
 
     run_dir = flags.run_dir or default_run_dir(f"sweep-{preset}", flags.config)
@@ -50,8 +50,9 @@ def main(argv: Sequence[str]) -> None:
     )
     report = Report()
     report.facts({"sweep": str(run_dir)} | grid.cost(plan, flags.execution))
-    with RunFolder.open(run_dir, flags.config.to_json(), resume=flags.resume) as folder:
-        sweep.keep_plan(plan, folder, flags.resume)
+    with sweep.open_folder(plan, run_dir, flags.config, flags.resume) as folder:
+        if folder.left_behind:
+            report.say(f"taken over from {folder.left_behind}, which is gone")
         try:
             outcomes = sweep.run(plan, folder, flags.execution, flags.lift, report)
         except Stopped as stop:

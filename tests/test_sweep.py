@@ -17,7 +17,7 @@ from mlp_research.members import Members
 from mlp_research.models import MLPConfig
 from mlp_research.optimizers import AdamConfig, OptimizerConfig, SGDConfig
 from mlp_research.report import Report
-from mlp_research.run_folder import RunFolder
+from mlp_research.run_folder import RunFolderError
 from tests import processes
 from tests.laws import train_members
 from tests.made import VALIDATION_ROWS, assert_bitwise, small_config, small_execution
@@ -26,8 +26,7 @@ from tests.made import VALIDATION_ROWS, assert_bitwise, small_config, small_exec
 def settled(base: Config, plan: grid.Sweep, execution: Execution, run_dir: Path) -> dict:
     """The summary of a sweep that was run through."""
     report = Report(quiet=True)
-    with RunFolder.open(run_dir, base.to_json(), resume=False) as folder:
-        sweep.keep_plan(plan, folder, resume=False)
+    with sweep.open_folder(plan, run_dir, base, resume=False) as folder:
         outcomes = sweep.run(plan, folder, execution, None, report)
         return sweep.conclude(plan, folder, outcomes, execution, report)
 
@@ -198,13 +197,10 @@ def test_a_killed_sweep_goes_on_to_the_same_summary(program: int, data_dir: Path
 def test_a_changed_plan_is_refused_with_the_difference(data_dir: Path, tmp_path: Path):
     base = plain_config()
     kept = grid.plan(base, 2, [])
-    with RunFolder.open(tmp_path / "sweep", base.to_json(), resume=False) as folder:
-        sweep.keep_plan(kept, folder, resume=False)
-    with (
-        RunFolder.open(tmp_path / "sweep", base.to_json(), resume=True) as folder,
-        pytest.raises(Exception, match="another plan: seeds is 2, not 3"),
-    ):
-        sweep.keep_plan(grid.plan(base, 3, []), folder, resume=True)
+    with sweep.open_folder(kept, tmp_path / "sweep", base, resume=False):
+        pass
+    with pytest.raises(RunFolderError, match="another plan: seeds is 2, not 3"):
+        sweep.open_folder(grid.plan(base, 3, []), tmp_path / "sweep", base, resume=True)
 
 
 def test_summary_files_agree(data_dir: Path, tmp_path: Path):
