@@ -11,12 +11,14 @@ import gzip
 import hashlib
 import io
 import math
+import mmap
 import os
 import re
 import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import UInt8
@@ -106,6 +108,19 @@ def read_idx(path: Path, dimensions: int, sha256: str | None = None) -> Bytes:
         if path.suffix == ".gz":
             return _unpack(path, file, dimensions, sha256)
         return _map(path, file, dimensions, sha256)
+
+
+def let_go(array: Bytes) -> None:
+    """Let the pages of a memory-mapped file that were read cease to count as this process's memory.
+
+    They stay in the system's cache, as long as it has room for them.
+    """
+    holder: Any = array
+    while isinstance(holder, np.ndarray):
+        holder = holder.base
+    advice = getattr(mmap, "MADV_DONTNEED", None)  # not every system has it
+    if isinstance(holder, mmap.mmap) and advice is not None:
+        holder.madvise(advice)
 
 
 def _find(directory: Path) -> list[Path]:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Int32
 
+from mlp_research.datasets import let_go
 from mlp_research.frozen import ConfigError
 from mlp_research.prng import order_generator
 from mlp_research.shapes import Batch, Chunk, MaskedBatch, RowChunk, Split
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
     import grain
 
 
+SHUFFLED_AHEAD = 1_000_000
+"""From so many rows on, the next epoch is shuffled during this one: one would feel the time."""
+LAST_STEP = 2**31 - 1
+"""Steps are counted in 32 bits."""
 WHOLE = slice(None)
 """All rows of a batch: what one process loads where there is no other."""
 
@@ -33,7 +39,7 @@ class Plan:
     rows: int
     batch_size: int
     epochs: int
-    _permutations: dict[int, np.ndarray] = dataclasses.field(
+    _orders: dict[int, Future[np.ndarray]] = dataclasses.field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -42,6 +48,11 @@ class Plan:
             raise ConfigError(
                 f"train.batch_size is {self.batch_size}, but there are {self.rows} training rows: "
                 f"use at most {self.rows}"
+            )
+        if self.total_steps > LAST_STEP:
+            raise ConfigError(
+                f"train.epochs is {self.epochs}, but a run has at most {LAST_STEP} steps: with "
+                f"{self.steps_per_epoch} an epoch use at most {LAST_STEP // self.steps_per_epoch}"
             )
 
     @property
@@ -54,13 +65,27 @@ class Plan:
 
     def permutation(self, epoch: int) -> Int32[np.ndarray, " rows"]:
         """The order of all rows in an epoch."""
-        if epoch not in self._permutations:
-            # Two are kept: read threads may stand on both sides of an epoch's end.
-            for old in sorted(self._permutations)[:-1]:
-                del self._permutations[old]
-            order = order_generator(self.seed, epoch).permutation(self.rows)
-            self._permutations[epoch] = order.astype(np.int32)
-        return self._permutations[epoch]
+        ahead = 1 if self.rows >= SHUFFLED_AHEAD else 0
+        for wanted in range(epoch, min(epoch + ahead, self.epochs - 1) + 1):
+            if wanted not in self._orders:
+                self._shuffle(wanted)
+        order = self._orders[epoch]
+        # Three are kept: read threads may stand on both sides of an epoch's end.
+        for old in sorted(self._orders)[:-3]:
+            del self._orders[old]
+        return order.result()
+
+    def _shuffle(self, epoch: int) -> None:
+        """Begin to shuffle an epoch's order, in a thread that ends with it."""
+
+        def shuffled() -> np.ndarray:
+            order = np.arange(self.rows, dtype=np.int32)
+            order_generator(self.seed, epoch).shuffle(order)
+            return order
+
+        with_a_thread = ThreadPoolExecutor(max_workers=1)
+        self._orders[epoch] = with_a_thread.submit(shuffled)
+        with_a_thread.shutdown(wait=False)
 
     def indices(self, start: int, steps: int) -> Int32[np.ndarray, "steps batch"]:
         """The rows of `steps` steps after the first `start`; all lie within one epoch."""
@@ -131,7 +156,9 @@ def train_chunks(
 
     def gather(planned: tuple[np.ndarray, np.ndarray]) -> Chunk:
         rows, count = planned[0][:, part], planned[1]
-        return Chunk(Batch(split.images[rows], split.labels[rows]), count)
+        chunk = Chunk(Batch(split.images[rows], split.labels[rows]), count)
+        let_go(split.images)  # of a set that is larger than memory, no more than this is held
+        return chunk
 
     yield from _stream(_planned(chunks).map(gather), read_threads)
 

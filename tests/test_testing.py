@@ -1,6 +1,7 @@
 """The contract suite: what is sound passes, and each promise can be broken and is then named."""
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any, Literal
 
 import equinox as eqx
@@ -293,11 +294,10 @@ class CountsFromOne(Plan):
 
 
 class Unseeded(Plan):
-    def permutation(self, epoch):
-        if epoch not in self._permutations:
-            order = np.random.default_rng().permutation(self.rows)
-            self._permutations[epoch] = order.astype(np.int32)
-        return self._permutations[epoch]
+    def _shuffle(self, epoch):
+        order = np.random.default_rng().permutation(self.rows)
+        self._orders[epoch] = Future()
+        self._orders[epoch].set_result(order.astype(np.int32))
 
 
 class OneOrder(Plan):

@@ -84,7 +84,7 @@ def sets(folder: Path) -> list[Case]:
         directory = write_set(folder / f"{rows}-rows", rows)
         words = ("--data.dir", directory, "--data.validation", 0, "--train.batch-size", BATCH)
         epochs = ("--train.epochs", 1 if rows > 1_000_000 else 3)
-        mapped = (*words, *epochs, "--no-data.resident")
+        mapped = (*words, *epochs, "--data.resident", False)
         cases.append(("rows, mapped", f"{rows:,}", mapped, {}))
         if rows == LARGE[0]:
             cases.append(("rows, on the device", f"{rows:,}", (*words, *epochs), {}))

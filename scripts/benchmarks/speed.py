@@ -22,6 +22,8 @@ from mlp_research.timing import Times, in_turn
 
 FLOOR = "floor"
 """The matrix products of a step at the rate of a large one: what no program can go below."""
+SCAN = "its scan alone"
+"""The compiled steps over chunks in memory: this package without loader, metrics and progress."""
 PRODUCT = 2048
 """Size of the large product."""
 TORCH = ("PyTorch eager", "PyTorch compiled")
@@ -91,16 +93,20 @@ def frameworks(repeats: int, folder: Path) -> Measurement:
     groups: dict[str, Times] = {}
     for batch_size in (128, 512):
         experiment = of_batch(batch_size)
-        programs = {"this package": epochs_of_fit(experiment, folder)}
+        steps = experiment.plan.steps_per_epoch
+        alone = _steps_of(of_batch(batch_size), steps)
+        programs: dict[str, Callable[[], float]] = {
+            "this package": epochs_of_fit(experiment, folder),
+            SCAN: lambda alone=alone, steps=steps: steps * alone(),
+        }
         for name in ("raw JAX", "Flax nnx", *TORCH):
             programs[name] = epochs_of_peer(name, experiment)
-        steps = experiment.plan.steps_per_epoch
         programs[FLOOR] = lambda run=experiment, steps=steps: floor(run, steps)
         groups[f"an epoch, batch {batch_size}"] = _alternating(programs, repeats)
     return compared(
         "One run against other frameworks",
         groups,
-        "this package",
+        SCAN,
         FLOOR,
         say=[_against_the_fastest(groups), _images(groups)],
     )
@@ -121,7 +127,7 @@ def _against_the_fastest(groups: dict[str, Times]) -> str:
     said = []
     for group, times in groups.items():
         medians = {name: float(np.median(seconds)) for name, seconds in times.items()}
-        mine, least = medians.pop("this package"), medians.pop(FLOOR)
+        mine, least, _ = (medians.pop(name) for name in ("this package", FLOOR, SCAN))
         fastest = min(medians, key=medians.__getitem__)
         said.append(
             f"{group}: {mine / medians[fastest]:.2f} of the time of {fastest}, the fastest peer, "

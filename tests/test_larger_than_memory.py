@@ -1,0 +1,71 @@
+"""A set that is larger than memory: mapped, read as it is wanted, and let go of."""
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mlp_research import datasets, loader
+from mlp_research.datasets import DataConfig
+from mlp_research.loader import Plan, train_chunks
+from tests.made import write_idx
+
+ROWS, PIXELS = 20_000, 28 * 28
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A raw training set of 16 MB."""
+    path = tmp_path_factory.mktemp("mapped")
+    random = np.random.default_rng(0)
+    for part, rows in (("train", ROWS), ("t10k", 10)):
+        images = random.integers(0, 256, (rows, 28, 28)).astype(np.uint8)
+        write_idx(path / f"{part}-images-idx3-ubyte", images)
+        write_idx(path / f"{part}-labels-idx1-ubyte", np.arange(rows).astype(np.uint8) % 10)
+    return path
+
+
+def resident_bytes(path: Path) -> int:
+    """How much of a mapped file counts as this process's memory."""
+    parts = re.split(r"^[0-9a-f]+-[0-9a-f]+ ", Path("/proc/self/smaps").read_text(), flags=re.M)
+    sizes = [re.search(r"^Rss: +(\d+) kB", part, re.M) for part in parts if str(path) in part]
+    return sum(1024 * int(size[1]) for size in sizes if size)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells it on Linux alone")
+def test_rows_that_were_read_are_let_go_of(directory: Path):
+    images = directory / "train-images-idx3-ubyte"
+    train = datasets.load(directory, DataConfig(validation=0)).train
+    assert train.images[::5].any() and resident_bytes(images) > ROWS * PIXELS / 2
+    plan = Plan(seed=0, rows=ROWS, batch_size=100, epochs=1)
+    for index, chunk in enumerate(train_chunks(plan.chunks(0, 20), train)):
+        assert resident_bytes(images) == 0
+        rows = plan.indices(20 * index, 20)
+        assert np.array_equal(chunk.steps.images, train.images[rows])
+
+
+def test_what_is_not_mapped_stays(directory: Path):
+    array = np.arange(12, dtype=np.uint8).reshape(3, 4)
+    datasets.let_go(array)
+    assert array.sum() == 66
+
+
+def test_the_next_epoch_is_shuffled_during_this_one(monkeypatch: pytest.MonkeyPatch):
+    plain, ahead = (Plan(seed=3, rows=100, batch_size=10, epochs=4) for _ in range(2))
+    expected = [plain.permutation(epoch) for epoch in range(4)]
+    monkeypatch.setattr(loader, "SHUFFLED_AHEAD", 100)
+    for epoch in range(4):
+        ready = ahead._orders.get(epoch)
+        assert (ready is not None) == (epoch > 0), "it was not begun before it was asked for"
+        assert np.array_equal(ahead.permutation(epoch), expected[epoch])
+    assert 4 not in ahead._orders, "there is no fifth epoch"
+
+
+def test_epochs_asked_for_in_any_turn_have_their_order():
+    plan = Plan(seed=3, rows=100, batch_size=10, epochs=9)
+    first = [plan.permutation(epoch) for epoch in range(9)]
+    assert len(plan._orders) <= 3, "orders are kept for ever"
+    for epoch in (0, 8, 3, 3, 1):
+        assert np.array_equal(plan.permutation(epoch), first[epoch])
