@@ -85,9 +85,13 @@ def keep(measured: "Measurement", what: str, flags: Flags) -> None:
     flags.output.mkdir(parents=True, exist_ok=True)
     path = flags.output / "benchmark.json"
     kept = json.loads(path.read_text()) if path.exists() else {}
-    kept[what] = {"machine": results.machine(), "date": results.today(), "values": measured.values}
+    kept[what] = {
+        "machine": [results.machine(), *accelerators()],
+        "date": results.today(),
+        "values": measured.values,
+    }
     path.write_text(json.dumps(kept, indent=1) + "\n")
-    body = list(measured.lines)
+    body = [*accelerators(), *measured.lines]
     if measured.draw is not None:
         name = f"{what}.png"
         picture = (results.DOCUMENT.parent if flags.record else flags.output) / name
@@ -98,6 +102,14 @@ def keep(measured: "Measurement", what: str, flags: Flags) -> None:
         command = f"python scripts/benchmark.py {what}"
         command += f" --repeats {flags.repeats}" if what != "parity" else ""
         results.record(results.DOCUMENT, f"benchmark {what}", measured.title, command, body)
+
+
+def accelerators() -> list[str]:
+    """What else than the processor computes: on a GPU or TPU the times are that device's."""
+    import jax
+
+    devices = [device.device_kind for device in jax.devices() if device.platform != "cpu"]
+    return [f"{len(devices)} x {devices[0]}.", ""] if devices else []
 
 
 if __name__ == "__main__":

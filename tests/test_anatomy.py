@@ -48,6 +48,20 @@ def test_weights_that_are_in_no_layer_are_counted_as_the_models_own():
     assert (row.path, row.kind, row.output, row.parameters) == ("", "Bare", "3", 36)
 
 
+class Twice(eqx.Module):
+    """A model that calls one layer twice."""
+
+    layer: eqx.nn.Linear
+
+    def __call__(self, image: jax.Array, /, *, key: jax.Array | None = None) -> jax.Array:
+        return self.layer(self.layer(image))
+
+
+def test_a_layer_that_is_called_twice_shows_its_output_once():
+    (row,) = anatomy.layers(Twice(eqx.nn.Linear(12, 12, key=jr.key(0))), 12, jr.key(0))
+    assert (row.path, row.output, row.parameters) == ("layer", "12", 156)
+
+
 def test_looking_at_a_model_leaves_it_as_it_was():
     model = MLPConfig(widths=(8,)).build((4, 3), 3, key=jr.key(0))
     before = jax.tree.structure(model)

@@ -97,17 +97,28 @@ def test_after_a_whole_layer_the_turn_is_by_outputs_again():
     assert specs == [jax.P("model"), jax.P(), jax.P("model")]
 
 
-@pytest.mark.parametrize(
-    ("saved", "resumed"), [((1, 1), (8, 1)), ((8, 1), (2, 1)), ((4, 2), (1, 1)), ((1, 1), (2, 4))]
-)
+@pytest.fixture(scope="module")
+def whole(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """A whole run on eight devices, batches over four and layers over two."""
+    return fitted(data_dir, tmp_path_factory.mktemp("whole") / "run", (4, 2))
+
+
+@pytest.mark.parametrize("resumed", [(1, 1), (2, 1), (8, 1), (2, 4)], ids=str)
 def test_a_run_saved_on_one_mesh_goes_on_on_another(
-    saved: Shape, resumed: Shape, data_dir: Path, tmp_path: Path
+    resumed: Shape, whole: Result, data_dir: Path, tmp_path: Path
 ):
-    whole = fitted(data_dir, tmp_path / "whole", saved)
     folder = Path(shutil.copytree(whole.run_dir, tmp_path / "run"))
     shutil.rmtree(folder / "checkpoints" / "24")
     (folder / "result.json").unlink()
     result = fitted(data_dir, folder, resumed, resume=True)
+    assert result.summary["test"]["correct"] == whole.summary["test"]["correct"]
+    assert np.isclose(result.summary["test"]["loss"], whole.summary["test"]["loss"], rtol=1e-5)
+
+
+def test_a_run_of_one_device_goes_on_on_eight(data_dir: Path, tmp_path: Path):
+    whole = fitted(data_dir, tmp_path / "run", (1, 1))
+    shutil.rmtree(whole.run_dir / "checkpoints" / "24")
+    result = fitted(data_dir, whole.run_dir, (8, 1), resume=True)
     assert result.summary["test"]["correct"] == whole.summary["test"]["correct"]
     assert np.isclose(result.summary["test"]["loss"], whole.summary["test"]["loss"], rtol=1e-5)
 
