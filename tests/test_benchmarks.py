@@ -10,7 +10,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from mlp_research import anatomy, datasets, results
+from mlp_research import anatomy, datasets, grid, results
 from mlp_research.config import Config, DataConfig, Execution, TrainConfig
 from mlp_research.experiment import Experiment
 from mlp_research.models import MLPConfig
@@ -116,3 +116,20 @@ def test_the_loader_and_an_epoch_are_measured(
     assert set(times) == {"numpy gather", "loader, pixels", "loader, rows", "an epoch of training"}
     assert all(0 < seconds < 60 for each in times.values() for seconds in each)
     assert {len(each) for each in times.values()} == {2}
+
+
+def test_settings_are_found_by_the_names_that_a_sweep_gives_them():
+    studies = part("studies")
+    for rates in studies.RATES.values():
+        vary = [
+            f"schedule={','.join(studies.SCHEDULES)}",
+            f"train.batch-size={','.join(map(str, studies.BATCHES))}",
+            f"optimizer.learning-rate={','.join(rates)}",
+        ]
+        named = {setting.name for setting in grid.grid(Config(), 1, vary)}
+        assert named == {
+            studies._name(schedule, batch, rate)
+            for schedule in studies.SCHEDULES
+            for batch in studies.BATCHES
+            for rate in rates
+        }

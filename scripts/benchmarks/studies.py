@@ -79,7 +79,9 @@ def optimizers(seeds: int, folder: Path) -> Measurement:
 
 def _name(schedule: str, batch: int, rate: str) -> str:
     """As `grid` names a setting."""
-    return f"schedule {schedule}, train.batch_size {batch}, optimizer.learning_rate {float(rate)}"
+    return (
+        f"schedule {schedule}, train.batch_size {batch}, optimizer.learning_rate {json.loads(rate)}"
+    )
 
 
 def _cells(settings: list[dict[str, Any] | None]) -> list[str]:
