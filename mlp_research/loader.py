@@ -65,8 +65,8 @@ class Plan:
 
     def permutation(self, epoch: int) -> Int32[np.ndarray, " rows"]:
         """The order of all rows in an epoch."""
-        ahead = 1 if self.rows >= SHUFFLED_AHEAD else 0
-        for wanted in range(epoch, min(epoch + ahead, self.epochs - 1) + 1):
+        ahead = self.rows >= SHUFFLED_AHEAD and epoch + 1 < self.epochs
+        for wanted in (epoch, epoch + 1) if ahead else (epoch,):
             if wanted not in self._orders:
                 self._shuffle(wanted)
         order = self._orders[epoch]

@@ -60,9 +60,9 @@ def wait_for_all(what: str) -> None:
         multihost_utils.sync_global_devices(what)
 
 
-def on_host(array: jax.Array) -> np.ndarray:
+def on_host(array: jax.Array | np.ndarray) -> np.ndarray:
     """The whole of an array, wherever its parts lie."""
-    if array.is_fully_addressable or array.is_fully_replicated:
+    if isinstance(array, np.ndarray) or array.is_fully_addressable or array.is_fully_replicated:
         return np.asarray(array)
     return np.asarray(multihost_utils.process_allgather(array, tiled=True))
 

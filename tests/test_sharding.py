@@ -42,8 +42,11 @@ def trained(
     return state, metrics, run.evaluate(state.model, run.data.test)
 
 
-@pytest.mark.parametrize("shape", [(4, 2), (2, 4)], ids=str)
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("mlp", (4, 2)), ("mlp", (2, 4)), ("mixer", (4, 2)), ("mixer", (2, 4)), ("residual", (2, 4))],
+    ids=str,
+)
 def test_a_mesh_of_batches_and_layers_changes_only_rounding(
     name: str, shape: Shape, data_dir: Path
 ):
@@ -103,7 +106,7 @@ def whole(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Result:
     return fitted(data_dir, tmp_path_factory.mktemp("whole") / "run", (4, 2))
 
 
-@pytest.mark.parametrize("resumed", [(1, 1), (2, 1), (8, 1), (2, 4)], ids=str)
+@pytest.mark.parametrize("resumed", [(1, 1), (2, 1), (2, 4)], ids=str)
 def test_a_run_saved_on_one_mesh_goes_on_on_another(
     resumed: Shape, whole: Result, data_dir: Path, tmp_path: Path
 ):

@@ -239,6 +239,8 @@ def saves_and_restores(test: OptimizerUnderTest) -> Fault:
         checkpoints.wait()
         shapes = eqx.filter_eval_shape(lambda: state)
         restored, _ = checkpoints.restore(0, sharding.template(sharding.device_mesh(1), shapes))
+    # Where the state under test lies: the step is compiled for that place.
+    restored = sharding.place(restored, jax.sharding.SingleDeviceSharding(jax.devices()[0]))
     after, resumed = (
         test.train_step(each, test.settings(), test.batch)[0] for each in (state, restored)
     )

@@ -18,6 +18,15 @@ SCRIPTS = Path(__file__).parent.parent
 PEERS = SCRIPTS / "peers"
 
 
+LAUNCHER = """
+import resource, subprocess, sys
+ended = subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL)
+print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+sys.exit(ended.returncode)
+"""
+"""Linux counts for a process what its parent held when it was started: the launcher is small."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Measurement:
     """A table and sentences for people, the numbers for programs, and what is drawn."""
@@ -60,16 +69,13 @@ def draw_times(path: Path, groups: Mapping[str, Times], title: str) -> None:
 
 def call(*words: object, environment: Mapping[str, str] | None = None) -> int:
     """Run Python with these words to its end; the most memory it held, in bytes."""
-    process = subprocess.Popen(
-        [sys.executable, *map(str, words)],
+    ended = subprocess.run(
+        [sys.executable, "-S", "-c", LAUNCHER, sys.executable, *map(str, words)],
         env=os.environ | (environment or {}),
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        check=True,
     )
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise subprocess.CalledProcessError(process.returncode, process.args)
-    return usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return int(ended.stdout) * (1 if sys.platform == "darwin" else 1024)
 
 
 def epoch_lines(run_dir: Path) -> list[dict[str, Any]]:
