@@ -50,7 +50,12 @@ def assert_ends_like(run_dir: Path, whole: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143), (signal.SIGINT, 130)]
+    ("number", "code"),
+    [
+        (signal.SIGKILL, -9),
+        (signal.SIGTERM, 143),
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.long),
+    ],
 )
 @pytest.mark.parametrize(
     "lines", [5, 4 * LINES + 7, 6 * LINES], ids=["before a checkpoint", "mid-epoch", "epoch's end"]

@@ -72,7 +72,8 @@ def between(samples: Sequence[Sample], first: float, last: float) -> list[Sample
     return found
 
 
-@pytest.mark.parametrize("epochs", [40, pytest.param(500, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("epochs", [40, 500])
 def test_a_long_run_grows_in_nothing_but_its_metrics(
     epochs: int, starter: Starter, tmp_path: Path, data_dir: Path, tally: Tally
 ):

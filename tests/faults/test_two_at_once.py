@@ -76,7 +76,8 @@ def test_a_run_begun_between_the_look_and_the_lock_is_not_written_over(
         assert folder.left_behind is None
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(8, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("count", [2, 8])
 def test_runs_at_once_share_one_cold_compile_cache_without_harm(
     count: int, starter: Starter, tmp_path: Path, data_dir: Path, tally: Tally
 ):
