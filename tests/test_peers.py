@@ -63,7 +63,13 @@ def need(name: str) -> None:
         pytest.importorskip(package, reason=f"{package} is absent: {peer.INSTALL}")
 
 
-@pytest.mark.parametrize("name", peer.PEERS)
+LONG = {"PyTorch compiled": [pytest.mark.long]}
+"""Compiling takes a third of a minute; the eager one has the same model, loss and step."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=LONG.get(name, [])) for name in peer.PEERS]
+)
 def test_every_peer_takes_the_steps_of_the_raw_version(
     name: str, data: parity.Batches, raw_losses: np.ndarray
 ):
