@@ -86,6 +86,7 @@ def test_processes_compute_the_run_of_as_many_devices(count: int, data_dir: Path
     assert_alike([result_of(tmp_path / "group")["test"]], [single["test"]])
 
 
+@pytest.mark.long
 def test_layers_are_spread_over_processes(data_dir: Path, tmp_path: Path):
     words = ("--train.epochs", 1, "--mesh.data", 1, "--mesh.model", 2)
     group = start_group(2, data_dir, tmp_path / "group", *words)
@@ -137,6 +138,7 @@ def test_a_killed_process_ends_the_others_and_the_run_goes_on_alone(
     assert_goes_on_alone(data_dir, run_dir, uninterrupted)
 
 
+@pytest.mark.long
 def test_sigterm_to_one_process_stops_all_at_one_step(
     data_dir: Path, tmp_path: Path, uninterrupted: dict
 ):

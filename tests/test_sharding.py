@@ -112,7 +112,9 @@ def whole(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Result:
     return fitted(data_dir, tmp_path_factory.mktemp("whole") / "run", (4, 2))
 
 
-@pytest.mark.parametrize("resumed", [(1, 1), (2, 1), (2, 4)], ids=str)
+@pytest.mark.parametrize(
+    "resumed", [(1, 1), pytest.param((2, 1), marks=pytest.mark.long), (2, 4)], ids=str
+)
 def test_a_run_saved_on_one_mesh_goes_on_on_another(
     resumed: Shape, whole: Result, data_dir: Path, tmp_path: Path
 ):

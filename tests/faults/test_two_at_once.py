@@ -22,7 +22,8 @@ def begin(starter: Starter, folder: Path, data_dir: Path, job: Job = RUN, cache=
     return starter.start("train", *place, *job.words, "--train.steps-per-call", 7, cache=cache)
 
 
-@pytest.mark.parametrize("rounds", [1, pytest.param(10, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("rounds", [1, 10])
 def test_of_several_at_once_in_one_folder_one_goes_on_until_its_lock_is_taken_over(
     rounds: int, whole_run: Whole, starter: Starter, tmp_path: Path, data_dir: Path, tally: Tally
 ):
