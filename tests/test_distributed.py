@@ -72,7 +72,7 @@ def result_of(run_dir: Path) -> dict:
     return json.loads((run_dir / "result.json").read_text())
 
 
-@pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.long), 4])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_processes_compute_the_run_of_as_many_devices(count: int, data_dir: Path, tmp_path: Path):
     """The same batches and masks: losses to rounding, what is counted to the last example."""
     group = start_group(count, data_dir, tmp_path / "group", "--train.epochs", 2)

@@ -58,7 +58,9 @@ def assert_ends_like(run_dir: Path, whole: Path) -> None:
     ],
 )
 @pytest.mark.parametrize(
-    "lines", [5, 4 * LINES + 7, 6 * LINES], ids=["before a checkpoint", "mid-epoch", "epoch's end"]
+    "lines",
+    [pytest.param(5, marks=pytest.mark.long), 4 * LINES + 7, 6 * LINES],
+    ids=["before a checkpoint", "mid-epoch", "epoch's end"],
 )
 def test_a_stopped_run_goes_on_to_the_same_bits(
     number: signal.Signals, code: int, lines: int, whole: Path, data_dir: Path, tmp_path: Path
