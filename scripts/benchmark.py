@@ -17,6 +17,8 @@ result is there; times are compared by their ratios, for the machine's speed is 
 import dataclasses
 import importlib
 import json
+import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from mlp_research import command_line, results
+from mlp_research.frozen import Failure
 
 if TYPE_CHECKING:
     from benchmarks.measurement import Measurement
@@ -72,12 +75,24 @@ class Flags:
 
 def main(argv: Sequence[str]) -> None:
     flags = tyro.cli(Flags, args=argv, description=str(__doc__).replace("\n", "\n\n"))
-    for what in flags.what:
-        function = getattr(importlib.import_module(f"benchmarks.{WHERE[what]}"), what)
-        with tempfile.TemporaryDirectory() as folder:
-            measured: Measurement = function(flags.repeats, Path(folder))
-        print("\n".join(measured.lines), flush=True)
-        keep(measured, what, flags)
+    if len(flags.what) > 1:
+        for what in flags.what:
+            alone(what, flags)
+        return
+    what = flags.what[0]
+    function = getattr(importlib.import_module(f"benchmarks.{WHERE[what]}"), what)
+    with tempfile.TemporaryDirectory() as folder:
+        measured: Measurement = function(flags.repeats, Path(folder))
+    print("\n".join(measured.lines), flush=True)
+    keep(measured, what, flags)
+
+
+def alone(what: str, flags: Flags) -> None:
+    """Measure in a process of its own: some choose how many devices JAX has, which it asks once."""
+    words = ["--repeats", str(flags.repeats), "--output", str(flags.output)]
+    command = [sys.executable, __file__, what, *words, *(["--record"] if flags.record else [])]
+    if subprocess.run(command).returncode:
+        raise Failure(f"{what} was not measured: its message stands above")
 
 
 def keep(measured: "Measurement", what: str, flags: Flags) -> None:

@@ -13,6 +13,7 @@ import pytest
 from mlp_research import anatomy, datasets, grid, results
 from mlp_research.config import Config, DataConfig, Execution, TrainConfig
 from mlp_research.experiment import Experiment
+from mlp_research.frozen import Failure
 from mlp_research.models import MLPConfig
 from tests import processes
 from tests.made import small_config, small_execution
@@ -91,7 +92,8 @@ def test_numbers_pictures_and_sections_are_kept(
 
     monkeypatch.setattr(part("speed"), "loader", measured)
     monkeypatch.setattr(part("speed"), "members", measured)
-    benchmark.main(["loader", "members", "--repeats", "2", "--output", str(output)])
+    for what in ("loader", "members"):
+        benchmark.main([what, "--repeats", "2", "--output", str(output)])
     kept = json.loads((output / "benchmark.json").read_text())
     assert kept["loader"]["values"] == kept["members"]["values"] == {"group": {"mine": [1.0, 1.0]}}
     assert (output / "loader.png").read_bytes().startswith(b"\x89PNG")
@@ -133,3 +135,18 @@ def test_settings_are_found_by_the_names_that_a_sweep_gives_them():
             for batch in studies.BATCHES
             for rate in rates
         }
+
+
+def test_several_are_measured_each_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch):
+    """One that has started JAX leaves no choice of devices to the next."""
+    started: list[list[str]] = []
+
+    def run(command: list[str]) -> subprocess.CompletedProcess:
+        started.append(command[2:])
+        return subprocess.CompletedProcess(command, returncode=int("members" in command))
+
+    monkeypatch.setattr(benchmark.subprocess, "run", run)
+    with pytest.raises(Failure, match="members was not measured"):
+        benchmark.main(["loader", "members", "start", "--repeats", "2", "--record"])
+    rest = ["--repeats", "2", "--output", "runs/benchmark", "--record"]
+    assert started == [["loader", *rest], ["members", *rest]]

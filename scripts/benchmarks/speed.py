@@ -67,26 +67,6 @@ def epochs_of_fit(experiment: Experiment, folder: Path) -> Callable[[], float]:
     return seconds
 
 
-def epochs_of_peer(name: str, experiment: Experiment) -> Callable[[], float]:
-    """Seconds of an epoch of a peer, in its framework's own loop, on data that are in place."""
-    import peer
-
-    program = peer.start(name, peer.he_weights(0))
-    train, plan = experiment.data.train, experiment.plan
-    images, labels = program.place(train.images, train.labels)
-    numbers = itertools.count()
-
-    def seconds() -> float:
-        order = np.random.default_rng(next(numbers)).permutation(len(train)).astype(np.int32)
-        used = order[: plan.steps_per_epoch * plan.batch_size].reshape(-1, plan.batch_size)
-        spent: list[float] = []
-        with timed(spent):
-            program.train_epoch(images, labels, used)
-        return spent[0]
-
-    return seconds
-
-
 def frameworks(repeats: int, folder: Path) -> Measurement:
     """An epoch of this package's real loop, of the peers, and the machine's floor."""
     import_peers()
@@ -100,7 +80,8 @@ def frameworks(repeats: int, folder: Path) -> Measurement:
             SCAN: lambda alone=alone, steps=steps: steps * alone(),
         }
         for name in ("raw JAX", "Flax nnx", *TORCH):
-            programs[name] = epochs_of_peer(name, experiment)
+            peer_step = _steps_of_peer(name, experiment, steps)
+            programs[name] = lambda step=peer_step, steps=steps: steps * step()
         programs[FLOOR] = lambda run=experiment, steps=steps: floor(run, steps)
         groups[f"an epoch, batch {batch_size}"] = _alternating(programs, repeats)
     return compared(
@@ -180,6 +161,7 @@ def _steps_of(program: Experiment | Members, steps: int) -> Callable[[], float]:
 
 
 def _steps_of_peer(name: str, experiment: Experiment, steps: int) -> Callable[[], float]:
+    """Seconds a step of a peer, in its framework's own loop, on data that are in place."""
     import peer
 
     program = peer.start(name, peer.he_weights(0))
