@@ -75,11 +75,11 @@ class Flags:
 
 def main(argv: Sequence[str]) -> None:
     flags = tyro.cli(Flags, args=argv, description=str(__doc__).replace("\n", "\n\n"))
-    if len(flags.what) > 1:
-        for what in flags.what:
-            alone(what, flags)
+    what, *others = flags.what
+    if others:
+        for each in flags.what:
+            alone(each, flags)
         return
-    what = flags.what[0]
     function = getattr(importlib.import_module(f"benchmarks.{WHERE[what]}"), what)
     with tempfile.TemporaryDirectory() as folder:
         measured: Measurement = function(flags.repeats, Path(folder))
