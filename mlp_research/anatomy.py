@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from mlp_research.models import Model
-from mlp_research.shapes import RandomKey
+from mlp_research.shapes import RandomKey, is_array_or_shape, is_shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,21 +97,13 @@ def _shape(array: Any) -> str:
     return "x".join(map(str, array.shape)) or "scalar"
 
 
-def is_shape(leaf: Any) -> bool:
-    """Whether a leaf is an array by its shape alone."""
-    return isinstance(leaf, jax.ShapeDtypeStruct)
-
-
 def lowered(function: Callable, *arguments: Any) -> jax.stages.Lowered:
     """A pure function traced for arguments of which only the shapes are needed."""
-
-    def is_dynamic(leaf: Any) -> bool:
-        return eqx.is_array(leaf) or is_shape(leaf)
 
     def outputs(dynamic: PyTree) -> PyTree:
         return eqx.filter(function(*eqx.combine(dynamic, static)), eqx.is_array)
 
-    dynamic, static = eqx.partition(arguments, is_dynamic)
+    dynamic, static = eqx.partition(arguments, is_array_or_shape)
     return jax.jit(outputs).lower(dynamic)
 
 

@@ -24,6 +24,7 @@ from jaxtyping import PyTree
 
 from mlp_research import processes
 from mlp_research.frozen import Failure
+from mlp_research.shapes import is_shape
 
 KEPT = 2
 """How many of the newest checkpoints are kept, beside the best by validation."""
@@ -119,7 +120,7 @@ class Checkpoints:
         to lie. Raises `CheckpointError` where the checkpoint does not fit it, `DamagedError` where
         it is damaged.
         """
-        abstract, static = eqx.partition(template, _is_shape)
+        abstract, static = eqx.partition(template, is_shape)
         metadata = self._metadata(step)
         saved, wanted = metadata["fingerprint"], by_path(abstract)
         _check_fits(step, saved, fingerprint(abstract))
@@ -261,7 +262,7 @@ def _crc32(metadata: dict) -> int:
 
 def _describe(leaf: Any) -> list:
     described = [str(leaf.dtype), list(leaf.shape)]
-    if _is_shape(leaf):
+    if is_shape(leaf):
         return described
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jr.key_data(leaf)
@@ -282,10 +283,6 @@ def _quiet() -> Iterator[None]:
         sys.unraisablehook = hook
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-def _is_shape(leaf: Any) -> bool:
-    return isinstance(leaf, jax.ShapeDtypeStruct)
 
 
 def _check_fits(step: int, saved: dict[str, list], wanted: dict[str, list]) -> None:

@@ -1,10 +1,12 @@
 """The command line: flags from the config's fields, faults as one message and an exit code."""
 
 import argparse
+import contextlib
 import dataclasses
 import gc
+import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
@@ -140,7 +142,8 @@ def run(main: Callable[[Sequence[str]], None]) -> NoReturn:
     """
     gc.freeze()  # what start-up made lasts to the end
     try:
-        main(sys.argv[1:])
+        with _no_interrupt_ignored():
+            main(sys.argv[1:])
     except Stopped as stop:
         _exit(128 + stop.signal, f"{stop}\ngo on with: {_resume_command(stop.run_dir)}")
     except KeyboardInterrupt:
@@ -150,6 +153,27 @@ def run(main: Callable[[Sequence[str]], None]) -> NoReturn:
     except (Failure, ContractError) as error:
         _exit(1, str(error))
     sys.exit(0)
+
+
+@contextlib.contextmanager
+def _no_interrupt_ignored() -> Iterator[None]:
+    """Python drops what is raised while it collects garbage, where JAX has a callback: Ctrl-C too.
+
+    The loop of a run has no need of this: there a signal is noted, and nothing is raised.
+    """
+    hook = sys.unraisablehook
+
+    def heard(lost: Any) -> None:
+        if issubclass(lost.exc_type, KeyboardInterrupt):
+            print("interrupted", file=sys.stderr, flush=True)
+            os._exit(130)
+        hook(lost)
+
+    sys.unraisablehook = heard
+    try:
+        yield
+    finally:
+        sys.unraisablehook = hook
 
 
 def _resume_command(run_dir: Path) -> str:

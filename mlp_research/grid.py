@@ -14,6 +14,7 @@ from mlp_research.experiment import Experiment
 from mlp_research.frozen import ConfigError
 from mlp_research.members import program_key
 from mlp_research.optimizers import OPTIMIZERS, SCHEDULES
+from mlp_research.shapes import is_shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +164,7 @@ def cost(sweep: Sweep, execution: Execution) -> dict[str, str]:
         program_steps = experiment.plan.total_steps * len(program)
         steps += program_steps
         operations += program_steps * anatomy.operations(experiment.step_program())
-        leaves = [leaf for leaf in jax.tree.leaves(experiment.template()) if anatomy.is_shape(leaf)]
+        leaves = [leaf for leaf in jax.tree.leaves(experiment.template()) if is_shape(leaf)]
         state = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
         largest = max(largest, state * len(program) + experiment.data.train.images.nbytes)
     seconds = operations / anatomy.largest_rate()

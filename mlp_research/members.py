@@ -23,7 +23,7 @@ from mlp_research.loader import ChunkPlan, Plan, evaluation_batches, member_chun
 from mlp_research.models import Model
 from mlp_research.objectives import Sums
 from mlp_research.optimizers import TRACED, Settings
-from mlp_research.shapes import Batch, MaskedBatch, RowChunk, Split
+from mlp_research.shapes import Batch, MaskedBatch, RowChunk, Split, is_shape
 from mlp_research.step import StepMetrics, TrainState, eval_step, scale_pixels, train_steps
 
 Lift = Literal["map", "vmap"]
@@ -131,7 +131,7 @@ class Members:
         lanes, layout = len(self.lanes), sharding.over_members(self.mesh)
 
         def widen(leaf: Any) -> Any:
-            if isinstance(leaf, jax.ShapeDtypeStruct):
+            if is_shape(leaf):
                 return jax.ShapeDtypeStruct((lanes, *leaf.shape), leaf.dtype, sharding=layout)
             return leaf
 

@@ -4,7 +4,10 @@ Dimension names: `pixels` = height x width of one flat image, `classes`, `batch`
 `examples` = rows of a split, `steps` = optimizer steps.
 """
 
+from typing import Any
+
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float32, Int32, Integer, Key, UInt8
@@ -24,6 +27,15 @@ Scalar = Float32[Array, ""]
 Counter = Int32[Array, ""]
 RandomKey = Key[Array, ""]
 RandomKeys = Key[Array, " batch"]
+
+
+def is_shape(leaf: Any) -> bool:
+    """Whether a leaf is an array by its shape alone."""
+    return isinstance(leaf, jax.ShapeDtypeStruct)
+
+
+def is_array_or_shape(leaf: Any) -> bool:
+    return eqx.is_array(leaf) or is_shape(leaf)
 
 
 class Split(eqx.Module):

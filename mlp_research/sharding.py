@@ -9,7 +9,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 from jaxtyping import PyTree
 
 from mlp_research.frozen import ConfigError
-from mlp_research.shapes import AnyChunk, MaskedBatch, RowChunk
+from mlp_research.shapes import AnyChunk, MaskedBatch, RowChunk, is_array_or_shape
 
 Tree = TypeVar("Tree")
 
@@ -67,7 +67,7 @@ def layouts(mesh: Mesh, tree: Tree) -> Tree:
             lambda leaf: NamedSharding(mesh, specs[leaf.ndim] if specs else PartitionSpec()), node
         )
 
-    arrays = eqx.filter(tree, _is_array_or_shape)
+    arrays = eqx.filter(tree, is_array_or_shape)
     return jax.tree_util.tree_map_with_path(layout, arrays, is_leaf=_is_dense)
 
 
@@ -98,10 +98,6 @@ def _is_dense(node: Any) -> bool:
     return isinstance(node, eqx.nn.Linear) and node.weight is not None
 
 
-def _is_array_or_shape(leaf: Any) -> bool:
-    return eqx.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
-
-
 def spread(mesh: Mesh, state: Tree) -> Tree:
     """Inside a compiled function: each array of a state lies where `layouts` says."""
     return eqx.filter_shard(state, layouts(mesh, state))
@@ -125,7 +121,7 @@ def place(tree: Tree, layout: Sharding) -> Tree:
 
 def template(mesh: Mesh, shapes: Tree) -> Tree:
     """A state by shapes alone that also says where each array is to lie."""
-    abstract, static = eqx.partition(shapes, _is_array_or_shape)
+    abstract, static = eqx.partition(shapes, is_array_or_shape)
     placed = jax.tree.map(
         lambda leaf, layout: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=layout),
         abstract,

@@ -18,6 +18,7 @@ README = processes.ROOT / "README.md"
 RESULTS = processes.ROOT / "docs" / "results.md"
 PATTERNS = processes.ROOT / "docs" / "skill-jax-patterns.md"
 OPTIMIZER = processes.ROOT / "docs" / "prompt-jax-optimizer.md"
+RELIABILITY = processes.ROOT / "docs" / "reliability.md"
 DOCUMENTS = (README, RESULTS, PATTERNS, OPTIMIZER)
 GUIDES = (PATTERNS, OPTIMIZER)
 """Their readers copy one block: each runs with the first one alone. Elsewhere blocks build up."""
@@ -267,3 +268,16 @@ def test_a_link_leads_to_a_file_and_a_heading(document: Path, link: str):
     target = document.parent / path if path else document
     assert target.exists(), f"{document.name} links to {link}: there is no {path}"
     assert not anchor or anchor in anchors(target), f"{target.name} has no heading #{anchor}"
+
+
+def test_every_test_and_file_that_the_table_of_defects_names_is_there():
+    table = sections(RELIABILITY)["Defects that were found so"]
+    rows = [line.split("|")[2:4] for line in table.splitlines() if line.startswith("| ")][2:]
+    assert len(rows) > 15
+    tests = "".join(path.read_text() for path in (processes.ROOT / "tests").rglob("test_*.py"))
+    sources = {path.name for path in (processes.ROOT / "mlp_research").rglob("*.py")}
+    sources |= {path.name for path in (processes.ROOT / "scripts").glob("*.py")}
+    for mended, kept in rows:
+        files, names = re.findall(r"`(\w+\.py)`", mended), re.findall(r"`(test_\w+)`", kept)
+        assert files and set(files) <= sources, mended
+        assert names and all(f"def {name}(" in tests for name in names), kept

@@ -14,6 +14,7 @@ import pytest
 from mlp_research.frozen import ConfigError
 from mlp_research.models import MODELS, MixerConfig, MLPConfig, ModelConfig, ResidualConfig
 from mlp_research.models.base import he_linear, norm_layer
+from mlp_research.shapes import is_shape
 
 IMAGE_SHAPE, CLASSES = (6, 4), 3
 Array64 = np.ndarray
@@ -106,10 +107,6 @@ EQUATIONS: list[tuple[ModelConfig, Callable]] = [
     (MixerConfig(patch_size=1, width=5, blocks=1, normalisation="layer"), mixer),
     (MixerConfig(patch_size=2, width=5, normalisation="none"), mixer),
 ]
-
-
-def is_shape(leaf: Any) -> bool:
-    return isinstance(leaf, jax.ShapeDtypeStruct)
 
 
 def by_shapes(config: ModelConfig, image_shape: tuple[int, int], classes: int) -> Any:

@@ -16,6 +16,7 @@ from mlp_research.fit import Result, fit
 from mlp_research.frozen import ConfigError
 from mlp_research.models import MixerConfig, MLPConfig, ModelConfig, ResidualConfig
 from mlp_research.report import Report
+from mlp_research.shapes import is_shape
 from mlp_research.step import TrainState
 from tests.made import initial_state, small_config, small_execution, train_through
 
@@ -150,5 +151,5 @@ def test_one_device_is_a_mesh_of_one(data_dir: Path):
     """Every array is whole, whatever the axes are called."""
     run = on_mesh(data_dir, MODELS["mlp"], (1, 1))
     for leaf in jax.tree.leaves(run.template()):
-        if isinstance(leaf, jax.ShapeDtypeStruct):
+        if is_shape(leaf):
             assert leaf.sharding is not None and leaf.sharding.is_fully_replicated

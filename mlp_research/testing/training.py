@@ -18,6 +18,7 @@ from jaxtyping import PyTree
 
 from mlp_research import sharding
 from mlp_research.checkpoint import Checkpoints
+from mlp_research.shapes import is_shape
 from mlp_research.testing.models import (
     EXAMPLES,
     MEAN,
@@ -170,6 +171,6 @@ def _adam_step(leaves: Any, gradients: Any, state: PyTree) -> tuple[Any, PyTree]
 
 def _shapes(tree: PyTree) -> dict[str, Any]:
     """The arrays by their paths, of a tree that holds shapes in their place."""
-    abstract = eqx.filter(tree, lambda leaf: isinstance(leaf, jax.ShapeDtypeStruct))
+    abstract = eqx.filter(tree, is_shape)
     leaves = jax.tree_util.tree_flatten_with_path(abstract)[0]
     return {jax.tree_util.keystr(path).lstrip("."): leaf for path, leaf in leaves}

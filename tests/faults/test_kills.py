@@ -4,6 +4,8 @@ import itertools
 import os
 import random
 import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -93,6 +95,22 @@ def test_a_stop_within_a_program_s_final_write_is_not_forgotten(
     assert f"--resume --run-dir {folder}" in started.printed()
     assert not second.exists(), "the sweep went on"
     tally("a sweep stopped between two programs", 1, 1, SEEN)
+
+
+def test_ctrl_c_while_python_collects_garbage_is_not_lost():
+    program = """
+import gc, signal
+from mlp_research import command_line
+
+def main(words):
+    gc.callbacks.append(lambda phase, _: phase == "start" and signal.raise_signal(signal.SIGINT))
+    gc.collect()
+    print("went on")
+
+command_line.run(main)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "interrupted\n")
 
 
 def test_a_sweep_s_plan_is_there_before_its_config_says_that_a_sweep_is_here(
