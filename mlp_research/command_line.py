@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
+import jax
 import tyro
 
 from mlp_research import compile_cache, contracts
@@ -152,6 +153,14 @@ def run(main: Callable[[Sequence[str]], None]) -> NoReturn:
         _exit(2, str(error))
     except (Failure, ContractError) as error:
         _exit(1, str(error))
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        _exit(
+            1,
+            f"a device's memory does not suffice ({str(error).splitlines()[0]}): lower "
+            "model.widths or train.batch_size, or spread the layers by mesh.model",
+        )
     sys.exit(0)
 
 

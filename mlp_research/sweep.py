@@ -15,6 +15,7 @@ import numpy as np
 from mlp_research import comparison, datasets, results, sweep_figures
 from mlp_research.config import Config, Execution, differences
 from mlp_research.fit import fit_program
+from mlp_research.frozen import ConfigError, json_value
 from mlp_research.grid import Member, Sweep
 from mlp_research.members import Lift, Members
 from mlp_research.metrics_log import Line
@@ -249,11 +250,17 @@ def curves(sweep: Sweep, path: Path) -> list[sweep_figures.Runs]:
         metrics = path / "programs" / f"{number:03}" / "metrics.jsonl"
         if not metrics.exists():
             continue
-        with metrics.open(encoding="utf-8") as file:
-            for text in file:
-                if '"split": "train"' not in text:  # the steps' lines are many, and not needed
-                    line = json.loads(text)
+        with metrics.open(encoding="utf-8", errors="replace") as file:
+            for number, text in enumerate(file, 1):
+                if '"split": "train"' in text:  # the steps' lines are many, and not needed
+                    continue
+                try:
+                    line = json_value(text)
                     lines[program[line.get("member", 0)]].append(line)
+                except (ConfigError, LookupError, TypeError, AttributeError):
+                    raise RunFolderError(
+                        f"line {number} of {metrics} is not what was written: {text.strip()[:80]!r}"
+                    ) from None
     return [
         sweep_figures.Runs(
             setting.name,

@@ -1,7 +1,6 @@
 """Many seeds and settings in few programs: python scripts/sweep.py [PRESET] [--vary ...]."""
 
 import dataclasses
-import json
 import os
 from collections.abc import Sequence
 from typing import Literal
@@ -83,10 +82,14 @@ def use_a_device_for_each_core() -> None:
 
 def with_kept_plan(flags: SweepFlags) -> SweepFlags:
     """On --resume, what was not given anew is as the folder's plan has it."""
+    from mlp_research.run_folder import RunFolderError, read_json
+
     path = flags.run_dir / "plan.json" if flags.run_dir else None
     if not flags.resume or path is None or not path.exists():
         return flags
-    kept = json.loads(path.read_text())
+    kept = read_json(path)
+    if not isinstance(kept, dict) or not kept.keys() >= {*PLANNED}:
+        raise RunFolderError(f"{path} is not what the sweep wrote: put it back")
     defaults = {field.name: field.default for field in dataclasses.fields(flags)}
     missing = {
         name: tuple(kept[name]) if isinstance(kept[name], list) else kept[name]

@@ -10,7 +10,7 @@ from pathlib import Path
 import filelock
 import pytest
 
-from mlp_research import command_line
+from mlp_research import command_line, grid, sweep
 from mlp_research.config import DataConfig
 from mlp_research.fit import fit
 from mlp_research.report import Report
@@ -284,6 +284,25 @@ def test_a_run_that_ceases_to_be_finite_names_the_step(
     assert code == 1
     assert "at step " in text and "lower optimizer.learning_rate (1e+30)" in text
     assert not (tmp_path / "run" / "result.json").exists()
+
+
+def test_a_model_larger_than_memory_is_refused_with_its_size(
+    call: Callable[..., tuple[int, str]], data_dir: Path
+):
+    flags = [*small_flags(data_dir), "--model.widths", 10_000_000, 10_000_000]
+    code, text = call(*flags)
+    assert code == 1 and "400000000000000 bytes" in text and "lower model.widths" in text, text
+
+
+def test_a_sweep_is_no_run_to_go_on_with(call: Callable[..., tuple[int, str]], data_dir: Path):
+    config = small_config()
+    folder = Path("run")
+    with sweep.open_folder(grid.plan(config, 2), folder, config, resume=False):
+        pass
+    before = sorted(path.name for path in folder.iterdir())
+    code, text = call("--data.dir", data_dir, "--mesh.data", 1, "--resume", "--run-dir", folder)
+    assert code == 1 and "run holds a sweep: go on with it by scripts/sweep.py" in text, text
+    assert sorted(path.name for path in folder.iterdir()) == before
 
 
 def test_config_faults_come_all_at_once_with_their_paths():

@@ -203,6 +203,25 @@ def test_a_changed_plan_is_refused_with_the_difference(data_dir: Path, tmp_path:
         sweep.open_folder(grid.plan(base, 3, []), tmp_path / "sweep", base, resume=True)
 
 
+@pytest.mark.parametrize("line", ["{", "[3]", '{"split": "epoch", "member": 9}', "\xff"])
+def test_a_programs_line_that_is_not_what_was_written_is_named(line: str, tmp_path: Path):
+    plan = grid.plan(plain_config(), 2)
+    metrics = tmp_path / "programs" / "000" / "metrics.jsonl"
+    metrics.parent.mkdir(parents=True)
+    metrics.write_text(f'{{"split": "epoch", "member": 1}}\n{line}\n', encoding="latin-1")
+    with pytest.raises(RunFolderError, match=r"line 2 of .*000/metrics\.jsonl is not what was"):
+        sweep.curves(plan, tmp_path)
+
+
+@pytest.mark.parametrize("plan", ["", "3", "{}", '{"seeds": 2}'])
+def test_an_edited_plan_is_refused_in_words(plan: str, tmp_path: Path):
+    script = processes.load_script("sweep")
+    (tmp_path / "plan.json").write_text(plan)
+    flags = script.SweepFlags(plain_config(), Execution(), run_dir=tmp_path, resume=True)
+    with pytest.raises(RunFolderError, match=r"plan\.json"):
+        script.with_kept_plan(flags)
+
+
 def test_summary_files_agree(data_dir: Path, tmp_path: Path):
     base = plain_config()
     plan = grid.plan(base, 3, [DROPOUTS])
