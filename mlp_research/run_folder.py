@@ -84,6 +84,19 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
+@contextlib.contextmanager
+def _as_if_not_installed(package: str) -> Iterator[None]:
+    """What is imported inside goes without a package that it could use, unless that is in use."""
+    if package in sys.modules:
+        yield
+        return
+    sys.modules[package] = None  # pyright: ignore[reportArgumentType]
+    try:
+        yield
+    finally:
+        del sys.modules[package]
+
+
 class RunFolder:
     """The folder of one run, locked against other runs while it is open.
 
@@ -218,9 +231,10 @@ class RunFolder:
         if not self._writes:
             return
         # Not SummaryWriter: it writes behind a queue, and its flush does not wait for it.
-        from tensorboardX.event_file_writer import EventsWriter
-        from tensorboardX.proto import event_pb2
-        from tensorboardX.summary import scalar
+        with _as_if_not_installed("torch"):  # tensorboardX would import it, for seconds
+            from tensorboardX.event_file_writer import EventsWriter
+            from tensorboardX.proto import event_pb2
+            from tensorboardX.summary import scalar
 
         proto: Any = event_pb2  # its classes are made when it is imported
         if self._writer is None:

@@ -59,3 +59,25 @@ def test_help_imports_nothing_that_only_training_needs():
         [sys.executable, "-c", program], cwd=processes.ROOT, capture_output=True, text=True
     )
     assert ended.stdout.rstrip().endswith("[]"), ended.stdout[-300:] + ended.stderr
+
+
+def test_a_run_imports_no_other_framework_that_is_installed(tmp_path: Path):
+    (tmp_path / "torch.py").write_text("print('torch is imported')\n")
+    program = (
+        "import pathlib\n"
+        "from mlp_research.run_folder import RunFolder\n"
+        f"path = pathlib.Path({str(tmp_path / 'run')!r})\n"
+        "with RunFolder.open(path, {}, resume=False) as run:\n"
+        "    run.write_scalars(1, {'loss': 0.5})\n"
+        "print('written')\n"
+        "import torch\n"
+    )
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=processes.ROOT,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.stdout.splitlines() == ["written", "torch is imported"], ended.stderr
