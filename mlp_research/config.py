@@ -166,9 +166,9 @@ class Execution(Frozen, frozen=True):
     data_dir: Annotated[Path, tyro.conf.arg(name="data.dir")] = DEFAULT_DIRECTORY
     """Folder with four IDX files, gzipped or raw."""
     read_threads: Annotated[
-        Annotated[int, Field(ge=0, le=64)], tyro.conf.arg(name="data.read-threads")
-    ] = 0
-    """Threads that read ahead; of use only where the pixels come from a slow disk."""
+        Annotated[int, Field(ge=0, le=64)] | None, tyro.conf.arg(name="data.read-threads")
+    ] = None
+    """Threads that gather pixels ahead; by default one where they are read from the disk."""
     resident: Annotated[bool | None, tyro.conf.arg(name="data.resident")] = None
     """Keep the training rows on the device; by default where they are at most 1 GiB."""
     steps_per_call: Annotated[PositiveInt, tyro.conf.arg(name="train.steps-per-call")] = 39

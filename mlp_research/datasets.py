@@ -116,12 +116,22 @@ def let_go(array: Bytes) -> None:
 
     They stay in the system's cache, as long as it has room for them.
     """
+    mapped = _mapping(array)
+    advice = getattr(mmap, "MADV_DONTNEED", None)  # not every system has it
+    if mapped is not None and advice is not None:
+        mapped.madvise(advice)
+
+
+def is_mapped(array: Bytes) -> bool:
+    """Whether an array's pages are read from a file as they are wanted."""
+    return _mapping(array) is not None
+
+
+def _mapping(array: Bytes) -> mmap.mmap | None:
     holder: Any = array
     while isinstance(holder, np.ndarray):
         holder = holder.base
-    advice = getattr(mmap, "MADV_DONTNEED", None)  # not every system has it
-    if isinstance(holder, mmap.mmap) and advice is not None:
-        holder.madvise(advice)
+    return holder if isinstance(holder, mmap.mmap) else None
 
 
 def _find(directory: Path) -> list[Path]:

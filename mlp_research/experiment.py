@@ -135,7 +135,9 @@ class Experiment:
         plan, rows = self.chunk_plan(position), self.resident_rows
         part = sharding.local_part(self.mesh, self.plan.batch_size)
         if rows is None:
-            chunks = train_chunks(plan, self.data.train, self.execution.read_threads, part)
+            train, threads = self.data.train, self.execution.read_threads
+            ahead = int(datasets.is_mapped(train.images)) if threads is None else threads
+            chunks = train_chunks(plan, train, ahead, part)
         else:
             chunks = row_chunks(plan, rows, part)
         for chunk in chunks:

@@ -150,7 +150,7 @@ def train_chunks(
 ) -> Iterator[Chunk]:
     """Stream the chunks of a plan with their pixels, gathered on the host.
 
-    `read_threads` reads ahead where the pixels come from a slow disk; in memory it gains nothing.
+    `read_threads` gather ahead: of use where pixels come from the disk, in memory it gains nothing.
     `part` is the part of each batch that this process loads.
     """
 

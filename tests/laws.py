@@ -144,7 +144,7 @@ def device_count_changes_only_rounding(data_dir: Path) -> None:
 def chunk_length_changes_nothing(data_dir: Path) -> None:
     """Law 5: any number of steps a call, with the pixels on the device or not: the same bits."""
     executions = [{"steps_per_call": k} for k in (1, 7, 39, 1000)]
-    executions.append({"steps_per_call": 7, "resident": False})
+    executions += [{"steps_per_call": 7, "resident": False, "read_threads": n} for n in (0, 2)]
     ends = [train_through(experiment_of(data_dir, execution)) for execution in executions]
     for state, metrics in ends[1:]:
         assert_bitwise(state, ends[0][0])
