@@ -24,9 +24,10 @@ import peer
 
 RTOL = 1e-4
 # torch 2.13.0 decorates its own code with what it has deprecated; its compiler imports that code.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
-)
+pytestmark = [
+    pytest.mark.xdist_group("peers"),  # they share what is slow to make
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -63,8 +64,11 @@ def need(name: str) -> None:
         pytest.importorskip(package, reason=f"{package} is absent: {peer.INSTALL}")
 
 
-LONG = {"PyTorch compiled": [pytest.mark.long]}
-"""Compiling takes a third of a minute; the eager one has the same model, loss and step."""
+LONG = {
+    name: [pytest.mark.long]
+    for name in ("PyTorch compiled", "PyTorch eager", "Flax nnx", "raw JAX, pmap")
+}
+"""What takes long to compile. Some steps of each are in the table of parity, below."""
 
 
 @pytest.mark.parametrize(
@@ -85,7 +89,7 @@ def test_every_peer_takes_the_steps_of_the_raw_version(
 
 
 @pytest.mark.parametrize("kind", ["Pmap", "ShardMap"])
-@pytest.mark.parametrize("devices", [1, 4])
+@pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.long), 4])
 def test_any_number_of_devices_takes_the_single_devices_steps(
     kind: str, devices: int, data: parity.Batches, raw: tuple[Any, np.ndarray]
 ):

@@ -178,7 +178,13 @@ def assert_close(gradient: Any, wanted: Any) -> None:
 # Norms
 
 
-@pytest.mark.parametrize("name", [*DENSE, *OTHERS])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.long] * (name == "mixer, few wide tokens"))
+        for name in (*DENSE, *OTHERS)
+    ],
+)
 def test_factored_norms_are_those_of_vmap(name: str):
     """With a key for each example, where the model has use for one."""
     model = trembling((DENSE | OTHERS)[name](jr.key(0)))

@@ -52,7 +52,13 @@ def test_train_then_evaluate_repeats_the_result(
     assert (run_dir / "confusion.png").exists() and (run_dir / "worst.png").exists()
 
 
-@pytest.mark.parametrize("preset", sorted(set(PRESETS) - {"wide-dropout"}))
+@pytest.mark.parametrize(
+    "preset",
+    [
+        pytest.param(name, marks=[pytest.mark.long] * (name in ("mixer", "residual")))
+        for name in sorted(set(PRESETS) - {"wide-dropout"})
+    ],
+)
 def test_every_preset_trains(preset: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     small = [*SMALL, "--schedule.warmup-steps", 3] if preset == "warmup-cosine" else SMALL
     call(monkeypatch, "train", preset, *small, "--mesh.data", 1, "--run-dir", tmp_path / "run")

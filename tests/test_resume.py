@@ -1,5 +1,6 @@
 """Killed or stopped at any place, a run goes on and ends as the uninterrupted one."""
 
+import functools
 import json
 import signal
 from pathlib import Path
@@ -11,10 +12,15 @@ from tests import processes
 from tests.laws import lasting_lines
 from tests.made import VALIDATION_ROWS
 
+pytestmark = pytest.mark.xdist_group("resume")  # they share what is slow to make
+
 EPOCH = 12
 """Steps of an epoch of the made data."""
 LINES = EPOCH + 2
 """Lines of an epoch: its steps, its validation, its speed."""
+
+
+LATER = functools.partial(pytest.param, marks=pytest.mark.long)
 
 
 def flags(data_dir: Path) -> list[object]:
@@ -50,16 +56,11 @@ def assert_ends_like(run_dir: Path, whole: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "code"),
-    [
-        (signal.SIGKILL, -9),
-        (signal.SIGTERM, 143),
-        pytest.param(signal.SIGINT, 130, marks=pytest.mark.long),
-    ],
+    ("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 143), LATER(signal.SIGINT, 130)]
 )
 @pytest.mark.parametrize(
     "lines",
-    [pytest.param(5, marks=pytest.mark.long), 4 * LINES + 7, 6 * LINES],
+    [LATER(5), 4 * LINES + 7, LATER(6 * LINES)],
     ids=["before a checkpoint", "mid-epoch", "epoch's end"],
 )
 def test_a_stopped_run_goes_on_to_the_same_bits(

@@ -20,6 +20,8 @@ from mlp_research.shapes import is_shape
 from mlp_research.step import TrainState
 from tests.made import initial_state, small_config, small_execution, train_through
 
+pytestmark = pytest.mark.xdist_group("sharding")  # they share what is slow to make
+
 MODELS: dict[str, ModelConfig] = {
     "mlp": MLPConfig(widths=(8, 8), dropout=0.3),
     "residual": ResidualConfig(width=8),
@@ -48,7 +50,7 @@ def trained(
     [
         ("mlp", (4, 2)),
         ("mlp", (2, 4)),
-        ("mixer", (2, 4)),
+        pytest.param("mixer", (2, 4), marks=pytest.mark.long),
         pytest.param("mixer", (4, 2), marks=pytest.mark.long),
         pytest.param("residual", (2, 4), marks=pytest.mark.long),
     ],

@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from mlp_research import compile_cache
+from mlp_research import command_line, compile_cache
 from tests import processes
 
 
@@ -19,16 +19,23 @@ def test_the_second_start_finds_its_programs_compiled(data_dir: Path, tmp_path: 
     inherited = processes.environment()
     inherited.pop("JAX_COMPILATION_CACHE_DIR")
 
-    def train(run: str, *more: object) -> set[str]:
+    def train(run: str) -> set[str]:
         command = [sys.executable, str(processes.ROOT / "scripts" / "train.py"), *map(str, words)]
-        command += ["--run-dir", str(tmp_path / run), "--train.epochs", "1", *map(str, more)]
+        command += ["--run-dir", str(tmp_path / run), "--train.epochs", "1"]
         subprocess.run(command, env=inherited | environment, check=True, capture_output=True)
         return {path.name for path in (tmp_path / "cache").rglob("*-cache")}
 
-    assert train("without", "--no-compile-cache") == set()
     cold = train("cold")
     assert any("compiled" in name for name in cold), cold
     assert train("warm") == cold, "the second start compiled something anew"
+
+
+def test_without_the_cache_nothing_is_enabled(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(compile_cache, "enable", lambda: enabled.append(True))
+    enabled: list[bool] = []
+    for words in ([], ["--no-compile-cache"]):
+        command_line.parse(command_line.RunFlags, words, "A run.")
+        assert enabled == [True]
 
 
 def test_the_users_own_cache_is_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -173,7 +173,8 @@ def sweep_flags(data_dir: Path, run_dir: Path) -> list[object]:
     ]
 
 
-@pytest.mark.parametrize("program", [pytest.param(0, marks=pytest.mark.long), 1])
+@pytest.mark.long
+@pytest.mark.parametrize("program", [0, 1])
 def test_a_killed_sweep_goes_on_to_the_same_summary(program: int, data_dir: Path, tmp_path: Path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     ended = processes.run("sweep.py", *sweep_flags(data_dir, whole), JAX_NUM_CPU_DEVICES="2")

@@ -53,9 +53,9 @@ def broken_promises(check: Callable, *arguments: Any, **options: Any) -> set[str
 @pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
 def test_every_model_of_the_table_keeps_every_promise(config: Any):
     def build(*, key):
-        return config().build((28, 28), 10, key=key)
+        return config().build((14, 14), CLASSES, key=key)
 
-    check_model(build, image_shape=(28, 28), classes=10)
+    check_model(build, image_shape=(14, 14), classes=CLASSES)
 
 
 VARIANTS: dict[str, ModelConfig] = {
@@ -64,6 +64,7 @@ VARIANTS: dict[str, ModelConfig] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("config", VARIANTS.values(), ids=VARIANTS)
 def test_every_variant_of_a_model_keeps_every_promise(config: ModelConfig):
     def build(*, key):

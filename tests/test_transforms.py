@@ -24,6 +24,8 @@ from mlp_research.timing import Measured, compile_cache_in, in_turn, readable
 from scripts import transforms
 from tests import processes
 
+pytestmark = pytest.mark.xdist_group("transforms")  # they share what is slow to make
+
 STEPS, BATCH, PIXELS, CLASSES = 4, 16, 12, 3
 CALL = """
 import sys

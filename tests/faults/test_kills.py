@@ -14,7 +14,7 @@ import pytest
 from mlp_research import grid, sweep
 from mlp_research.run_folder import RunFolderError
 from tests.faults.conftest import Tally
-from tests.faults.jobs import SWEEP, Whole
+from tests.faults.jobs import SWEEP, Whole, check_same
 from tests.faults.kills import AIMS, kill_again_and_again
 from tests.faults.starter import Starter
 from tests.made import small_config
@@ -84,7 +84,7 @@ def test_a_killed_sweep_goes_on_to_the_same_summary(
 
 
 def test_a_stop_within_a_program_s_final_write_is_not_forgotten(
-    starter: Starter, tmp_path: Path, data_dir: Path, tally: Tally
+    whole_sweep: Whole, starter: Starter, tmp_path: Path, data_dir: Path, tally: Tally
 ):
     folder = tmp_path / "sweep"
     first, second = (folder / "programs" / name for name in ("000", "001"))
@@ -94,6 +94,10 @@ def test_a_stop_within_a_program_s_final_write_is_not_forgotten(
     assert started.wait() == 143, started.printed()
     assert f"--resume --run-dir {folder}" in started.printed()
     assert not second.exists(), "the sweep went on"
+    left = (first / "result.json").stat().st_mtime_ns
+    assert SWEEP.start(starter, folder, data_dir, slowly=False).wait() == 0
+    assert (first / "result.json").stat().st_mtime_ns == left, "a program was trained again"
+    check_same(whole_sweep, folder)
     tally("a sweep stopped between two programs", 1, 1, SEEN)
 
 
