@@ -23,8 +23,6 @@ from mlp_research.comparison import (
     variance_shares,
 )
 
-pytestmark = pytest.mark.xdist_group("comparison")  # they share what is slow to make
-
 EXPERIMENTS, SEEDS, ITEMS = 2000, 12, 300
 COVERAGE = (0.93, 0.97)
 FALSE_POSITIVES = 0.06

@@ -156,7 +156,13 @@ def test_softmax_regression_has_its_closed_form(matrix: Matrix):
     assert distance(found, expected[np.ix_(order, order)]) < 1e-12
 
 
-@pytest.mark.parametrize("name", [*MODELS, "eqx.nn.MLP"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.long] * (name == "mixer"))
+        for name in (*MODELS, "eqx.nn.MLP")
+    ],
+)
 def test_every_model_has_products_and_its_randomness_is_off(name: str):
     """Against central differences of the gradient, in float64."""
     batch = made_batch(10)

@@ -23,8 +23,6 @@ from mlp_research.shapes import Split
 from scripts import evaluate
 from tests.made import CLASSES, WitnessConfig, small_config, small_execution
 
-pytestmark = pytest.mark.xdist_group("evaluate")  # they share what is slow to make
-
 STEPS, EPOCH = 24, 12
 
 

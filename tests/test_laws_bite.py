@@ -60,8 +60,8 @@ def seed_misses_the_masks(patch: Patch) -> None:
     [
         order_is_seed_plus_epoch,
         seed_misses_the_weights,
-        streams_have_no_names,
-        masks_forget_the_step,
+        pytest.param(streams_have_no_names, marks=pytest.mark.long),
+        pytest.param(masks_forget_the_step, marks=pytest.mark.long),
         examples_share_a_mask,
         seed_misses_the_masks,
     ],

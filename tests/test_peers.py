@@ -24,10 +24,9 @@ import peer
 
 RTOL = 1e-4
 # torch 2.13.0 decorates its own code with what it has deprecated; its compiler imports that code.
-pytestmark = [
-    pytest.mark.xdist_group("peers"),  # they share what is slow to make
-    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
+)
 
 
 @pytest.fixture(autouse=True)

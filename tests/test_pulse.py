@@ -65,6 +65,7 @@ def test_every_preset_trains(preset: str, monkeypatch: pytest.MonkeyPatch, tmp_p
     assert result(tmp_path / "run")["steps"] == 10
 
 
+@pytest.mark.long
 def test_the_wide_preset_trains_when_narrow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     words = ("wide-dropout", *SMALL, "--model.widths", 16, 16, 16, "--mesh.data", 1)
     call(monkeypatch, "train", *words, "--run-dir", tmp_path / "run")
@@ -103,6 +104,7 @@ def test_a_sweep_leaves_a_summary_and_its_pictures(
         assert (tmp_path / "sweep" / name).exists()
 
 
+@pytest.mark.long
 def test_the_lessons_program_learns():
     # In a process of its own: it broadcasts between ranks, as the lesson does.
     ended = processes.run("peers/lesson.py", "--epochs", 1, JAX_NUMPY_RANK_PROMOTION="allow")

@@ -12,8 +12,6 @@ from tests import processes
 from tests.laws import lasting_lines
 from tests.made import VALIDATION_ROWS
 
-pytestmark = pytest.mark.xdist_group("resume")  # they share what is slow to make
-
 EPOCH = 12
 """Steps of an epoch of the made data."""
 LINES = EPOCH + 2
@@ -82,6 +80,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(
     assert_ends_like(run_dir, whole)
 
 
+@pytest.mark.long
 def test_a_finished_run_resumed_repeats_its_result(whole: Path, data_dir: Path):
     before = json.loads((whole / "result.json").read_text())["test"]
     lines = lasting_lines(whole)

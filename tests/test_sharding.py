@@ -20,8 +20,6 @@ from mlp_research.shapes import is_shape
 from mlp_research.step import TrainState
 from tests.made import initial_state, small_config, small_execution, train_through
 
-pytestmark = pytest.mark.xdist_group("sharding")  # they share what is slow to make
-
 MODELS: dict[str, ModelConfig] = {
     "mlp": MLPConfig(widths=(8, 8), dropout=0.3),
     "residual": ResidualConfig(width=8),
@@ -83,7 +81,7 @@ def test_the_branches_of_a_mixer_take_turns_each_for_itself(data_dir: Path):
         assert branch.outer.weight.sharding.spec == jax.P(None, "model")
 
 
-@pytest.mark.parametrize("name", ["mlp", "mixer"])
+@pytest.mark.parametrize("name", ["mlp", pytest.param("mixer", marks=pytest.mark.long)])
 def test_moments_lie_like_their_parameters_after_a_run(name: str, data_dir: Path):
     state, _, _ = trained(data_dir, name, (2, 4))
     parameters = jax.tree.leaves(eqx.filter(state.model, eqx.is_inexact_array))

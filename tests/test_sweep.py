@@ -51,7 +51,10 @@ def test_traced_settings_share_one_program_and_dropout_rates_do_not():
     assert [len(program) for program in plan.programs] == [2, 2, 1]
 
 
-@pytest.mark.parametrize(("vary", "programs"), [((RATES, CLIPS), 1), ((DROPOUTS,), 3)])
+@pytest.mark.parametrize(
+    ("vary", "programs"),
+    [((RATES, CLIPS), 1), pytest.param((DROPOUTS,), 3, marks=pytest.mark.long)],
+)
 def test_each_program_compiles_its_training_once(
     vary: Sequence[str],
     programs: int,

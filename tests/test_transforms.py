@@ -24,8 +24,6 @@ from mlp_research.timing import Measured, compile_cache_in, in_turn, readable
 from scripts import transforms
 from tests import processes
 
-pytestmark = pytest.mark.xdist_group("transforms")  # they share what is slow to make
-
 STEPS, BATCH, PIXELS, CLASSES = 4, 16, 12, 3
 CALL = """
 import sys
@@ -148,6 +146,7 @@ def test_jit_has_paid_at_the_first_call_whose_savings_hold_its_cost(
         assert cost + (calls - 1) * with_it > (calls - 1) * without
 
 
+@pytest.mark.long
 def test_jit_and_no_jit_train_alike_to_rounding(
     setting: transforms.Setting, results_of: dict[str, Any]
 ):

@@ -33,8 +33,6 @@ from scripts import evaluate
 from tests.made import small_config, small_execution
 from tests.processes import load_script
 
-pytestmark = pytest.mark.xdist_group("config")  # they share what is slow to make
-
 TRAIN = load_script("train")
 TABLES: dict[type, dict[str, Any]] = {
     ModelConfig: dict(MODELS),

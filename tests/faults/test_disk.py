@@ -27,8 +27,6 @@ from tests.laws import lasting_lines
 from tests.made import VALIDATION_ROWS, arrays_of, small_config, small_execution
 from tests.processes import load_script
 
-pytestmark = pytest.mark.xdist_group("disk")  # they share what is slow to make
-
 TRAIN = load_script("train")
 EPOCH, STEPS = 12, 24
 WIDTH = 96

@@ -27,8 +27,6 @@ from mlp_research.saved_run import SavedRunFlags, open_run
 from tests.made import small_config, small_execution
 from tests.processes import ROOT, environment
 
-pytestmark = pytest.mark.xdist_group("trust")  # they share what is slow to make
-
 Tally = Callable[[str, int, int, str], None]
 MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 BUILTINS = {"eval", "exec", "__import__"}
