@@ -1,7 +1,9 @@
 """Eight CPU devices, no silent broadcasting between ranks, equal programs compiled once."""
 
+import gc
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,19 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
 
+import equinox as eqx
+import jax
+
 from tests.made import write_data
+
+
+@pytest.fixture(autouse=True, scope="module")
+def memory_is_given_back() -> Iterator[None]:
+    """A session compiles thousands of programs, and a worker would keep gigabytes of them."""
+    yield
+    eqx.clear_caches()
+    jax.clear_caches()
+    gc.collect()
 
 
 @pytest.fixture(scope="session")
