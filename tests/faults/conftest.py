@@ -67,7 +67,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     rows = added_up([json.loads(path.read_text()) for path in Path(folder).glob("row-*.json")])
     body = ["| fault | tried | survived | what the user sees |", "| --- | ---: | ---: | --- |"]
     body += [f"| {' | '.join(cells)} |" for cells in rows]
-    command = 'python -m pytest tests/faults -m "" --record-reliability'
+    command = 'python -m pytest tests/faults -m "" --dist load --record-reliability'
     results.record(DOCUMENT, "reliability", "What was tried", command, body)
 
 
