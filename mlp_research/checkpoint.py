@@ -9,6 +9,7 @@ import gc
 import json
 import logging
 import sys
+import tempfile
 import time
 import zlib
 from collections.abc import Iterator, Sequence
@@ -47,25 +48,58 @@ class Checkpoints:
         self.directory = directory.absolute()
         self._reading = reading
         self._pending: Any = None
+        self._damage: list[str] = []
         self._open()
 
     def _open(self) -> None:
-        from orbax.checkpoint import v1  # over a second to import
-
-        ocp: Any = v1  # its annotations name types that are not its own
-        with _quiet():
-            self._orbax = ocp.training.Checkpointer(
-                self.directory,
-                save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
-                preservation_policy=self,
-                cleanup_tmp_directories=not self._reading,
-            )
+        try:
+            self._orbax = self._opened(self.directory)
+        except Exception as error:
+            self._set_unreadable_aside(error)
+            self._orbax = self._opened(self.directory)
         self._scores: dict[int, float] = {}
         for step in self.steps:
             with contextlib.suppress(DamagedError):
                 score = self._metadata(step)["validation_accuracy"]
                 if score is not None:
                     self._scores[step] = score
+
+    def _opened(self, directory: Path) -> Any:
+        from orbax.checkpoint import v1  # over a second to import
+
+        ocp: Any = v1  # its annotations name types that are not its own
+        with _quiet():
+            return ocp.training.Checkpointer(
+                directory,
+                save_decision_policy=ocp.training.save_decision_policies.FixedIntervalPolicy(1),
+                preservation_policy=self,
+                cleanup_tmp_directories=not self._reading,
+            )
+
+    def _set_unreadable_aside(self, error: Exception) -> None:
+        """One checkpoint whose metadata Orbax cannot read, and it opens none of the others.
+
+        Raises `DamagedError` where the folder is only read.
+        """
+        found = [int(path.name) for path in self.directory.glob("*") if path.name.isdigit()]
+        unreadable = [step for step in sorted(found) if not self._opens_alone(step)]
+        if not unreadable:
+            raise CheckpointError(f"{self.directory} cannot be opened: {error}") from error
+        for step in unreadable:
+            damage = DamagedError(step, f"its metadata do not load ({type(error).__name__})")
+            if self._reading:
+                raise damage from error
+            self._damage.append(str(damage))
+            self._move_aside(step)
+
+    def _opens_alone(self, step: int) -> bool:
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / str(step)).symlink_to(self.directory / str(step))
+            try:
+                self._opened(Path(folder)).close()
+            except Exception:
+                return False
+            return True
 
     def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
         """Orbax asks which of its checkpoints to keep: the newest, and the best.
@@ -147,7 +181,7 @@ class Checkpoints:
 
         Damaged ones are moved into `damaged/`. Raises `CheckpointError` where all are damaged.
         """
-        damage = []
+        damage = [*self._damage]
         for step in reversed(self.steps):
             try:
                 state, notes = self.restore(step, template)
@@ -227,6 +261,10 @@ class Checkpoints:
 
     def _set_aside(self, step: int) -> None:
         self._orbax.close()
+        self._move_aside(step)
+        self._open()
+
+    def _move_aside(self, step: int) -> None:
         if processes.is_first():
             aside = self.directory / "damaged"
             aside.mkdir(exist_ok=True)
@@ -234,7 +272,6 @@ class Checkpoints:
             with contextlib.suppress(FileNotFoundError):
                 (self.directory / str(step)).rename(aside / f"{step}-{number}")
         processes.wait_for_all(f"checkpoint {step} is set aside")
-        self._open()
 
 
 class DamagedError(CheckpointError):

@@ -53,7 +53,7 @@ class Run:
             return program.init()
         state, notes, damage = restored
         for line in damage:
-            self.report.say(f"{line}; an older one is used")
+            self.report.say(f"{line}; the run goes on from step {int(state.step.max())}")
         if notes["config"] != program.document:
             edited = "; ".join(differences(notes["config"], program.document))
             raise CheckpointError(f"config.json was edited after the run began: {edited}")

@@ -155,9 +155,34 @@ def test_a_checkpoint_with_any_file_damaged_is_passed_over_and_named(
         f"one file of a checkpoint {how}",
         tried,
         tried,
-        "checkpoint 24 is damaged: ...; an older one is used (or, where the bytes carried no "
+        "checkpoint 24 is damaged: ...; the run goes on from step 12 (or, where the bytes carried no "
         "content, the exact state)",
     )
+
+
+@pytest.mark.parametrize("damaged", [[STEPS], [EPOCH], [EPOCH, STEPS]], ids=str)
+def test_a_checkpoint_that_orbax_cannot_list_hides_no_other(
+    damaged: list[int], whole: Path, template: TrainState, saved: Saved, tmp_path: Path
+):
+    folder = shutil.copytree(whole / "checkpoints", tmp_path / "checkpoints")
+    for step in damaged:
+        path = folder / str(step) / "_CHECKPOINT_METADATA"
+        path.write_text(
+            path.read_text().replace("commit_timestamp_nsecs", "commit_timestamp_nseas")
+        )
+    with pytest.raises(CheckpointError, match=f"checkpoint {damaged[0]} is damaged: its metadata"):
+        Checkpoints(folder, reading=True)
+    with Checkpoints(folder) as checkpoints:
+        if damaged == [EPOCH, STEPS]:
+            with pytest.raises(CheckpointError, match="no sound checkpoint is left"):
+                checkpoints.restore_newest(template)
+            return
+        restored = checkpoints.restore_newest(template)
+    assert restored is not None
+    state, notes, damage = restored
+    (sound,) = {EPOCH, STEPS} - {*damaged}
+    assert (content(state), notes) == saved[sound]
+    assert [line.partition(":")[0] for line in damage] == [f"checkpoint {damaged[0]} is damaged"]
 
 
 @pytest.mark.parametrize("damage", [emptied, flipped, removed], ids=lambda damage: damage.__name__)
