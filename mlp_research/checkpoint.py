@@ -6,24 +6,20 @@ shape and CRC-32 of every array. A restore is strict; what does not fit or is da
 
 import contextlib
 import gc
-import json
 import logging
 import sys
 import tempfile
 import time
-import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
-import jax.random as jr
-import numpy as np
 from jaxtyping import PyTree
 
 from mlp_research import processes
+from mlp_research.fingerprint import by_path, crc32_of_json, differences, fingerprint
 from mlp_research.frozen import Failure
 from mlp_research.shapes import is_shape
 
@@ -137,7 +133,7 @@ class Checkpoints:
             "fingerprint": fingerprint(arrays),
             "validation_accuracy": validation_accuracy,
         }
-        metadata["crc32"] = _crc32(metadata)
+        metadata["crc32"] = crc32_of_json(metadata)
         if validation_accuracy is not None:
             self._scores[step] = validation_accuracy
         with self._saving():
@@ -157,7 +153,12 @@ class Checkpoints:
         abstract, static = eqx.partition(template, is_shape)
         metadata = self._metadata(step)
         saved, wanted = metadata["fingerprint"], by_path(abstract)
-        _check_fits(step, saved, fingerprint(abstract))
+        unlike = differences(saved, fingerprint(abstract))
+        if unlike:
+            lines = "\n  ".join(unlike[:10])
+            raise CheckpointError(
+                f"checkpoint {step} does not fit this model and optimizer:\n  {lines}"
+            )
         arrays = self._load(step, wanted)
         restored = jax.tree.unflatten(jax.tree.structure(abstract), [arrays[p] for p in wanted])
         for path, described in fingerprint(restored).items():
@@ -255,7 +256,7 @@ class Checkpoints:
             raise DamagedError(
                 step, f"its metadata do not load ({type(error).__name__})"
             ) from error
-        if crc32 != _crc32(found):
+        if crc32 != crc32_of_json(found):
             raise DamagedError(step, "its metadata have changed since they were saved")
         return found
 
@@ -281,31 +282,6 @@ class DamagedError(CheckpointError):
         super().__init__(f"checkpoint {step} is damaged: {what}")
 
 
-def by_path(tree: PyTree) -> dict[str, Any]:
-    """Path -> leaf: all that is saved. What in a tree holds no array cannot make it not fit."""
-    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return {jax.tree_util.keystr(path): leaf for path, leaf in leaves}
-
-
-def fingerprint(tree: PyTree) -> dict[str, list]:
-    """Path -> [dtype, shape, CRC-32 of the bytes] of each array; shapes alone have no CRC-32."""
-    return {path: _describe(leaf) for path, leaf in by_path(tree).items()}
-
-
-def _crc32(metadata: dict) -> int:
-    """CRC-32 of metadata as JSON, in which they are saved."""
-    return zlib.crc32(json.dumps(metadata, sort_keys=True).encode())
-
-
-def _describe(leaf: Any) -> list:
-    described = [str(leaf.dtype), list(leaf.shape)]
-    if is_shape(leaf):
-        return described
-    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        leaf = jr.key_data(leaf)
-    return [*described, zlib.crc32(np.ascontiguousarray(processes.on_host(leaf)).tobytes())]
-
-
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Orbax says at length what goes wrong, and so do its tasks; we say it in one sentence."""
@@ -320,20 +296,3 @@ def _quiet() -> Iterator[None]:
         sys.unraisablehook = hook
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-def _check_fits(step: int, saved: dict[str, list], wanted: dict[str, list]) -> None:
-    differences = [
-        f"{path}: saved {_short(saved.get(path))}, wanted {_short(wanted.get(path))}"
-        for path in sorted(saved.keys() | wanted.keys())
-        if (saved.get(path) or [])[:2] != wanted.get(path)
-    ]
-    if differences:
-        raise CheckpointError(
-            f"checkpoint {step} does not fit this model and optimizer:\n  "
-            + "\n  ".join(differences[:10])
-        )
-
-
-def _short(described: list | None) -> str:
-    return f"{described[0]}{described[1]}" if described else "nothing"

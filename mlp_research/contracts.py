@@ -33,7 +33,7 @@ CHECKED_MODULES = tuple(  # not config and frozen: pydantic validates those
     f"mlp_research.{name}"
     for name in (
         *("shapes", "prng", "datasets", "comparison", "figures", "report"),
-        *("models", "objectives", "optimizers", "loader", "sharding", "checkpoint"),
+        *("models", "objectives", "optimizers", "loader", "sharding", "checkpoint", "fingerprint"),
         *("step", "per_example", "curvature", "anatomy", "experiment", "members"),
         *("metrics_log", "run_folder", "run", "fit", "predictions", "testing"),
         *("grid", "sweep", "sweep_figures", "results", "profiling", "processes", "saved_run"),

@@ -19,7 +19,7 @@ LEVELS = [
         "processes",
         "timing",
     ],
-    ["stopping", "profiling", "compile_cache", "sweep_figures", "timing_figures"],
+    ["stopping", "fingerprint", "profiling", "compile_cache", "sweep_figures", "timing_figures"],
     ["curvature_figures", "per_example_figures"],
     ["models", "objectives", "optimizers", "loader", "sharding", "checkpoint"],
     ["config", "step", "anatomy", "derivatives"],

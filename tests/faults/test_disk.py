@@ -155,8 +155,8 @@ def test_a_checkpoint_with_any_file_damaged_is_passed_over_and_named(
         f"one file of a checkpoint {how}",
         tried,
         tried,
-        "checkpoint 24 is damaged: ...; the run goes on from step 12 (or, where the bytes carried no "
-        "content, the exact state)",
+        "checkpoint 24 is damaged: ...; the run goes on from step 12 (or, where the bytes carried "
+        "no content, the exact state)",
     )
 
 
