@@ -103,8 +103,11 @@ class Checkpoints:
         Its own keeper of the best reads a file of metrics for each, and fails where one is damaged.
         """
         steps = [checkpoint.step for checkpoint in checkpoints]
-        kept = {*sorted(steps)[-KEPT:], self.best_step}
+        kept = self._kept(steps)
         return [step in kept for step in steps]
+
+    def _kept(self, steps: Sequence[int]) -> set[int | None]:
+        return {*sorted(steps)[-KEPT:], self.best_step}
 
     @property
     def steps(self) -> list[int]:
@@ -204,6 +207,9 @@ class Checkpoints:
         with self._saving():
             self._settle()
             self._orbax.wait()
+            # A run that was killed between a save and the removal of an older one left that there.
+            for step in {*self.steps} - self._kept(self.steps):
+                self._orbax.delete(step)
 
     def _settle(self) -> None:
         """Wait for what is being saved. Orbax keeps a thread and its files until it is asked."""

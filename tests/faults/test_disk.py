@@ -185,6 +185,18 @@ def test_a_checkpoint_that_orbax_cannot_list_hides_no_other(
     assert [line.partition(":")[0] for line in damage] == [f"checkpoint {damaged[0]} is damaged"]
 
 
+def test_checkpoints_that_a_killed_run_had_not_removed_yet_go_when_it_ends(
+    whole: Path, tmp_path: Path
+):
+    folder = shutil.copytree(whole / "checkpoints", tmp_path / "checkpoints")
+    for step in (3, 6):
+        shutil.copytree(folder / str(EPOCH), folder / str(step))
+    with Checkpoints(folder) as checkpoints:
+        assert checkpoints.steps == [3, 6, EPOCH, STEPS]
+        checkpoints.wait()
+    assert sorted(int(path.name) for path in folder.iterdir()) == [EPOCH, STEPS]
+
+
 @pytest.mark.parametrize("damage", [emptied, flipped, removed], ids=lambda damage: damage.__name__)
 def test_where_no_checkpoint_is_sound_the_refusal_names_each(
     damage: Damage, whole: Path, template: TrainState, tmp_path: Path
