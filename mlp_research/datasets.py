@@ -15,13 +15,14 @@ import mmap
 import os
 import re
 import struct
+import weakref
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import UInt8
+from jaxtyping import Integer, UInt8
 from pydantic import NonNegativeInt, PositiveInt
 
 from mlp_research.frozen import ConfigError, Failure, Frozen
@@ -40,6 +41,10 @@ ENDINGS = (
 Bytes = UInt8[np.ndarray, "..."]
 _PIECE = 2**20  # Bytes unpacked at a time: what a hostile header can cost.
 _DEFLATE = 1032  # No deflated byte unfolds to more (Mark Adler, zlib's technical details).
+
+
+_FILES: weakref.WeakKeyDictionary[mmap.mmap, int] = weakref.WeakKeyDictionary()
+"""The open file of each mapping: it stays the same file, whatever is done to its name."""
 
 
 class DataError(Failure, ValueError):
@@ -109,6 +114,29 @@ def read_idx(path: Path, dimensions: int, sha256: str | None = None) -> Bytes:
         if path.suffix == ".gz":
             return _unpack(path, file, dimensions, sha256)
         return _map(path, file, dimensions, sha256)
+
+
+def rows_of(
+    array: UInt8[np.ndarray, "examples pixels"], rows: Integer[np.ndarray, "*shape"]
+) -> UInt8[np.ndarray, "*shape pixels"]:
+    """Some rows of an array. Of a memory-mapped file they are read, not touched in place.
+
+    Linux counts all that it maps around a touched byte, up to 2 MiB, as the process's memory: a few
+    thousand rows would make it the whole file. Raises `DataError` where the file was cut meanwhile.
+    """
+    mapped = _mapping(array)
+    if mapped is None or not hasattr(os, "pread"):
+        return array[rows]
+    file, width = _FILES[mapped], array.shape[1]
+    first = array.ctypes.data - np.frombuffer(mapped, np.uint8).ctypes.data
+    places = (first + width * rows.astype(np.int64)).ravel().tolist()
+    content = b"".join([os.pread(file, width, place) for place in places])
+    if len(content) != width * rows.size:
+        raise DataError(
+            "the file of images that is being read was cut after the run began: put it back, and "
+            "go on by --resume"
+        )
+    return np.frombuffer(content, np.uint8).reshape(*rows.shape, width)
 
 
 def let_go(array: Bytes) -> None:
@@ -286,7 +314,12 @@ def _map(path: Path, file: io.BufferedReader, dimensions: int, sha256: str | Non
     if sha256 is not None:
         file.seek(0)
         _compare(path, hashlib.file_digest(file, "sha256").hexdigest(), sha256)
-    return np.memmap(file, np.uint8, "r", len(header), shape)
+    array = np.memmap(file, np.uint8, "r", len(header), shape)
+    mapped = _mapping(array)
+    assert mapped is not None
+    _FILES[mapped] = os.dup(file.fileno())
+    weakref.finalize(mapped, os.close, _FILES[mapped])
+    return array
 
 
 def _read_header(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Int32
 
-from mlp_research.datasets import let_go
+from mlp_research.datasets import let_go, rows_of
 from mlp_research.frozen import ConfigError
 from mlp_research.prng import order_generator
 from mlp_research.shapes import Batch, Chunk, MaskedBatch, RowChunk, Split
@@ -156,9 +156,7 @@ def train_chunks(
 
     def gather(planned: tuple[np.ndarray, np.ndarray]) -> Chunk:
         rows, count = planned[0][:, part], planned[1]
-        chunk = Chunk(Batch(split.images[rows], split.labels[rows]), count)
-        let_go(split.images)  # of a set that is larger than memory, no more than this is held
-        return chunk
+        return Chunk(Batch(rows_of(split.images, rows), split.labels[rows]), count)
 
     yield from _stream(_planned(chunks).map(gather), read_threads)
 
@@ -205,8 +203,10 @@ def evaluation_batches(split: Split, batch_size: int, part: slice = WHOLE) -> It
         rows = slice(start + first, start + last)
         images, labels = split.images[rows], split.labels[rows]
         missing = last - first - len(labels)
-        yield MaskedBatch(
+        batch = MaskedBatch(
             np.pad(images, ((0, missing), (0, 0))),
             np.pad(labels, (0, missing)),
             np.arange(last - first) < len(labels),
         )
+        let_go(split.images)
+        yield batch

@@ -1,6 +1,9 @@
 """A set that is larger than memory: mapped, read as it is wanted, and let go of."""
 
+import gc
+import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -9,7 +12,7 @@ import pytest
 
 from mlp_research import datasets, loader
 from mlp_research.datasets import DataConfig
-from mlp_research.loader import Plan, train_chunks
+from mlp_research.loader import Plan, evaluation_batches, train_chunks
 from tests.made import write_idx
 
 ROWS, PIXELS = 20_000, 28 * 28
@@ -35,15 +38,54 @@ def resident_bytes(path: Path) -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells it on Linux alone")
-def test_rows_that_were_read_are_let_go_of(directory: Path):
+def test_rows_that_are_trained_on_are_never_resident(directory: Path):
     images = directory / "train-images-idx3-ubyte"
-    train = datasets.load(directory, DataConfig(validation=0)).train
-    assert train.images[::5].any() and resident_bytes(images) > ROWS * PIXELS / 2
-    plan = Plan(seed=0, rows=ROWS, batch_size=100, epochs=1)
+    train = datasets.load(directory, DataConfig(validation=2000)).train
+    expected = np.fromfile(images, np.uint8, offset=16).reshape(ROWS, PIXELS)
+    plan = Plan(seed=0, rows=len(train), batch_size=100, epochs=1)
     for index, chunk in enumerate(train_chunks(plan.chunks(0, 20), train)):
         assert resident_bytes(images) == 0
         rows = plan.indices(20 * index, 20)
-        assert np.array_equal(chunk.steps.images, train.images[rows])
+        assert np.array_equal(chunk.steps.images, expected[: len(train)][rows])
+    assert train.images[::5].any() and resident_bytes(images) > ROWS * PIXELS / 2, (
+        "it would be seen"
+    )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells it on Linux alone")
+def test_rows_that_were_evaluated_are_let_go_of(directory: Path):
+    images = directory / "train-images-idx3-ubyte"
+    train = datasets.load(directory, DataConfig(validation=0)).train
+    for batch in evaluation_batches(train, 1000):
+        assert batch.images.any() and resident_bytes(images) == 0
+
+
+def test_the_rows_are_those_of_the_file_that_was_opened(directory: Path, tmp_path: Path):
+    folder = shutil.copytree(directory, tmp_path / "data")
+    images, rows = folder / "train-images-idx3-ubyte", np.array([[5, 0], [ROWS - 1, 5]])
+    train = datasets.load(folder, DataConfig(validation=0)).train
+    expected = train.images[rows]
+    images.rename(folder / "away")
+    images.write_bytes(bytes(100))
+    assert np.array_equal(datasets.rows_of(train.images, rows), expected)
+    os.truncate(folder / "away", 16 + 10 * PIXELS)
+    assert np.array_equal(datasets.rows_of(train.images, rows[:1]), expected[:1])
+    with pytest.raises(datasets.DataError, match="was cut after the run began"):
+        datasets.rows_of(train.images, rows)
+
+
+def test_the_open_file_goes_with_the_last_array(directory: Path):
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
+    train = datasets.load(directory, DataConfig(validation=5)).train
+    assert datasets.is_mapped(train.images) and len(datasets._FILES) > 0
+    kept = train.images[3:9]
+    del train
+    gc.collect()
+    assert datasets.rows_of(kept, np.array([0])).shape == (1, PIXELS)
+    del kept
+    gc.collect()
+    assert (len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0) == before
 
 
 def test_what_is_not_mapped_stays(directory: Path):
