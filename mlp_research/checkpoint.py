@@ -103,11 +103,11 @@ class Checkpoints:
         Its own keeper of the best reads a file of metrics for each, and fails where one is damaged.
         """
         steps = [checkpoint.step for checkpoint in checkpoints]
-        kept = self._kept(steps)
-        return [step in kept for step in steps]
+        surplus = self._surplus(steps)
+        return [step not in surplus for step in steps]
 
-    def _kept(self, steps: Sequence[int]) -> set[int | None]:
-        return {*sorted(steps)[-KEPT:], self.best_step}
+    def _surplus(self, steps: Sequence[int]) -> list[int]:
+        return [step for step in sorted(steps)[:-KEPT] if step != self.best_step]
 
     @property
     def steps(self) -> list[int]:
@@ -208,7 +208,7 @@ class Checkpoints:
             self._settle()
             self._orbax.wait()
             # A run that was killed between a save and the removal of an older one left that there.
-            for step in {*self.steps} - self._kept(self.steps):
+            for step in self._surplus(self.steps):
                 self._orbax.delete(step)
 
     def _settle(self) -> None:

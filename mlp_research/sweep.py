@@ -251,7 +251,7 @@ def curves(sweep: Sweep, path: Path) -> list[sweep_figures.Runs]:
         if not metrics.exists():
             continue
         with metrics.open(encoding="utf-8", errors="replace") as file:
-            for number, text in enumerate(file, 1):
+            for place, text in enumerate(file, 1):
                 if '"split": "train"' in text:  # the steps' lines are many, and not needed
                     continue
                 try:
@@ -259,7 +259,7 @@ def curves(sweep: Sweep, path: Path) -> list[sweep_figures.Runs]:
                     lines[program[line.get("member", 0)]].append(line)
                 except (ConfigError, LookupError, TypeError, AttributeError):
                     raise RunFolderError(
-                        f"line {number} of {metrics} is not what was written: {text.strip()[:80]!r}"
+                        f"line {place} of {metrics} is not what was written: {text.strip()[:80]!r}"
                     ) from None
     return [
         sweep_figures.Runs(
