@@ -125,8 +125,8 @@ def rows_of(
     thousand rows would make it the whole file. Raises `DataError` where the file was cut meanwhile.
     """
     mapped = _mapping(array)
-    if mapped is None or not hasattr(os, "pread"):
-        return array[rows]
+    if mapped is None or mapped not in _FILES or not hasattr(os, "pread"):
+        return array[rows]  # in memory, or mapped by someone else
     file, width = _FILES[mapped], array.shape[1]
     first = array.ctypes.data - np.frombuffer(mapped, np.uint8).ctypes.data
     places = (first + width * rows.astype(np.int64)).ravel().tolist()

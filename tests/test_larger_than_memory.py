@@ -74,6 +74,12 @@ def test_the_rows_are_those_of_the_file_that_was_opened(directory: Path, tmp_pat
         datasets.rows_of(train.images, rows)
 
 
+def test_rows_of_an_array_that_someone_else_mapped_are_its_rows(directory: Path):
+    images = directory / "train-images-idx3-ubyte"
+    array, rows = np.memmap(images, np.uint8, "r", 16, (ROWS, PIXELS)), np.array([7, 0, 7])
+    assert np.array_equal(datasets.rows_of(array, rows), array[rows])
+
+
 def test_the_open_file_goes_with_the_last_array(directory: Path):
     gc.collect()
     before = len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
