@@ -32,10 +32,10 @@ TYPECHECKER = "mlp_research.contracts.check"
 CHECKED_MODULES = tuple(  # not config and frozen: pydantic validates those
     f"mlp_research.{name}"
     for name in (
-        *("shapes", "prng", "datasets", "comparison", "figures", "report"),
+        *("shapes", "prng", "idx", "datasets", "comparison", "figures", "report"),
         *("models", "objectives", "optimizers", "loader", "sharding", "checkpoint", "fingerprint"),
         *("step", "per_example", "curvature", "anatomy", "experiment", "members"),
-        *("metrics_log", "run_folder", "run", "fit", "predictions", "testing"),
+        *("metrics_log", "environment", "run_folder", "run", "fit", "predictions", "testing"),
         *("grid", "sweep", "sweep_figures", "results", "profiling", "processes", "saved_run"),
         *("timing", "timing_figures", "curvature_figures", "per_example_figures", "exporting"),
         "derivatives",

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from mlp_research import anatomy, datasets, processes, sharding
+from mlp_research import anatomy, datasets, idx, processes, sharding
 from mlp_research.config import Config, Execution
 from mlp_research.loader import ChunkPlan, Plan, evaluation_batches, row_chunks, train_chunks
 from mlp_research.models import Model
@@ -136,7 +136,7 @@ class Experiment:
         part = sharding.local_part(self.mesh, self.plan.batch_size)
         if rows is None:
             train, threads = self.data.train, self.execution.read_threads
-            ahead = int(datasets.is_mapped(train.images)) if threads is None else threads
+            ahead = int(idx.is_mapped(train.images)) if threads is None else threads
             chunks = train_chunks(plan, train, ahead, part)
         else:
             chunks = row_chunks(plan, rows, part)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Int32
 
-from mlp_research.datasets import let_go, rows_of
 from mlp_research.frozen import ConfigError
+from mlp_research.idx import let_go, rows_of
 from mlp_research.prng import order_generator
 from mlp_research.shapes import Batch, Chunk, MaskedBatch, RowChunk, Split
 

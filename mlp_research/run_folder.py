@@ -2,13 +2,9 @@
 
 import contextlib
 import datetime
-import hashlib
-import importlib.metadata
-import inspect
 import json
 import os
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -16,15 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import filelock
-import jax
 
 from mlp_research import figures, processes
 from mlp_research.config import Config, Execution, differences
+from mlp_research.environment import code_from_outside, environment
 from mlp_research.frozen import Failure, json_value
 from mlp_research.metrics_log import MetricsLog
 from mlp_research.models import ModelConfig
-
-PACKAGES = ("jax", "jaxlib", "equinox", "optax", "orbax-checkpoint", "grain", "numpy", "jaxtyping")
 
 
 class RunFolderError(Failure):
@@ -275,51 +269,3 @@ class RunFolder:
 
     def _write_json(self, name: str, value: Any) -> None:
         write_atomically(self.path / name, json.dumps(value, indent=2) + "\n")
-
-
-def environment(execution: Execution, mesh_shape: dict[str, int]) -> dict[str, Any]:
-    """Where and with what a run is computed."""
-    devices = jax.devices()
-    return {
-        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": sys.argv,
-        "python": sys.version.split()[0],
-        "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
-        "devices": {
-            "platform": devices[0].platform,
-            "kind": devices[0].device_kind,
-            "count": len(devices),
-        },
-        "processes": jax.process_count(),
-        "mesh": mesh_shape,
-        "execution": execution.model_dump(mode="json")
-        | {"data_dir": str(execution.data_dir.resolve())},
-        "git": _git_state(),
-    }
-
-
-def code_from_outside(model: ModelConfig) -> dict[str, str] | None:
-    """Name and SHA-256 of the file that defines a model's config; None for the package's own."""
-    source = inspect.getsourcefile(type(model))
-    if source is None or Path(source).is_relative_to(Path(__file__).parent):
-        return None
-    content = Path(source).read_bytes()
-    return {"file": Path(source).name, "sha256": hashlib.sha256(content).hexdigest()}
-
-
-def _git_state() -> dict[str, Any] | None:
-    """Commit of this package's sources and whether they were changed since; None outside git."""
-    source = Path(__file__).parent
-
-    def git(*words: str) -> str:
-        return subprocess.run(
-            ["git", *words], cwd=source, capture_output=True, text=True, check=True, timeout=10
-        ).stdout.strip()
-
-    try:
-        return {
-            "commit": git("rev-parse", "HEAD"),
-            "dirty": bool(git("status", "--porcelain", "--", str(source))),
-        }
-    except (OSError, subprocess.SubprocessError):
-        return None

@@ -17,8 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlp_research.datasets import DEFAULT_DIRECTORY, DataConfig, DataError, Splits, load, read_idx
+from mlp_research.datasets import DEFAULT_DIRECTORY, DataConfig, Splits, load
 from mlp_research.frozen import ConfigError
+from mlp_research.idx import DataError, read_idx
 
 TRAIN_IMAGES = "train-images-idx3-ubyte"
 TRAIN_LABELS = "train-labels-idx1-ubyte"

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlp_research import datasets, loader
+from mlp_research import datasets, idx, loader
 from mlp_research.datasets import DataConfig
 from mlp_research.loader import Plan, evaluation_batches, train_chunks
 from tests.made import write_idx
@@ -67,28 +67,28 @@ def test_the_rows_are_those_of_the_file_that_was_opened(directory: Path, tmp_pat
     expected = train.images[rows]
     images.rename(folder / "away")
     images.write_bytes(bytes(100))
-    assert np.array_equal(datasets.rows_of(train.images, rows), expected)
+    assert np.array_equal(idx.rows_of(train.images, rows), expected)
     os.truncate(folder / "away", 16 + 10 * PIXELS)
-    assert np.array_equal(datasets.rows_of(train.images, rows[:1]), expected[:1])
-    with pytest.raises(datasets.DataError, match="was cut after the run began"):
-        datasets.rows_of(train.images, rows)
+    assert np.array_equal(idx.rows_of(train.images, rows[:1]), expected[:1])
+    with pytest.raises(idx.DataError, match="was cut after the run began"):
+        idx.rows_of(train.images, rows)
 
 
 def test_rows_of_an_array_that_someone_else_mapped_are_its_rows(directory: Path):
     images = directory / "train-images-idx3-ubyte"
     array, rows = np.memmap(images, np.uint8, "r", 16, (ROWS, PIXELS)), np.array([7, 0, 7])
-    assert np.array_equal(datasets.rows_of(array, rows), array[rows])
+    assert np.array_equal(idx.rows_of(array, rows), array[rows])
 
 
 def test_the_open_file_goes_with_the_last_array(directory: Path):
     gc.collect()
     before = len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
     train = datasets.load(directory, DataConfig(validation=5)).train
-    assert datasets.is_mapped(train.images) and len(datasets._FILES) > 0
+    assert idx.is_mapped(train.images) and len(idx._FILES) > 0
     kept = train.images[3:9]
     del train
     gc.collect()
-    assert datasets.rows_of(kept, np.array([0])).shape == (1, PIXELS)
+    assert idx.rows_of(kept, np.array([0])).shape == (1, PIXELS)
     del kept
     gc.collect()
     assert (len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0) == before
@@ -96,7 +96,7 @@ def test_the_open_file_goes_with_the_last_array(directory: Path):
 
 def test_what_is_not_mapped_stays(directory: Path):
     array = np.arange(12, dtype=np.uint8).reshape(3, 4)
-    datasets.let_go(array)
+    idx.let_go(array)
     assert array.sum() == 66
 
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from mlp_research.checkpoint import Checkpoints
 from mlp_research.config import Config, DataConfig, EvaluationConfig, Execution, TrainConfig
-from mlp_research.datasets import DataError
 from mlp_research.experiment import Experiment
 from mlp_research.fit import fit
 from mlp_research.frozen import ConfigError
+from mlp_research.idx import DataError
 from mlp_research.models import MixerConfig, MLPConfig, ModelConfig, ResidualConfig
 from mlp_research.objectives import cross_entropy, is_correct
 from mlp_research.optimizers import AdamConfig, LionConfig, OptimizerConfig, SGDConfig

@@ -17,10 +17,11 @@ import pytest
 from mlp_research import sweep
 from mlp_research.checkpoint import CheckpointError, Checkpoints
 from mlp_research.config import ConfigFileError, DataConfig, read_config
-from mlp_research.datasets import DataError, load
+from mlp_research.datasets import load
 from mlp_research.experiment import Experiment
 from mlp_research.fit import fit
 from mlp_research.grid import Member
+from mlp_research.idx import DataError
 from mlp_research.report import Report
 from mlp_research.run_folder import RunFolderError
 from mlp_research.saved_run import SavedRunFlags, open_run
