@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,9 @@ import equinox as eqx
 import jax
 
 from tests.made import write_data
+
+# A shell lets its background jobs ignore Ctrl-C, and they pass that on to what they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="module")
