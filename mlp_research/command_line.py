@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import gc
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ import tyro
 from mlp_research import compile_cache, contracts
 from mlp_research.config import PRESETS, Config, ConfigFileError, Execution, read_config
 from mlp_research.contracts import ContractError
+from mlp_research.environment import trained_on
 from mlp_research.frozen import ConfigError, Failure
 from mlp_research.models import MODELS, ModelConfig
 from mlp_research.optimizers import OPTIMIZERS, SCHEDULES
@@ -56,10 +58,10 @@ def parse(flags: type[Flags], argv: Sequence[str], description: str) -> tuple[st
     if preset is not None and preset not in PRESETS:
         early.error(f"preset {preset!r} is unknown: choose one of {', '.join(PRESETS)}")
     model = model_class(kinds.model) if kinds.model else None
-    kept = _kept_config(rest, model)
+    kept = _kept(rest, model)
     if kept is not None and preset is not None:
         early.error(f"--resume takes the config of the run folder: leave out the preset {preset}")
-    default = kept or PRESETS[preset or "default"]
+    default, execution = kept or (PRESETS[preset or "default"], Execution())
     chosen = {
         "model": model,
         "optimizer": OPTIMIZERS.get(kinds.optimizer),
@@ -74,7 +76,7 @@ def parse(flags: type[Flags], argv: Sequence[str], description: str) -> tuple[st
     )
     parsed = tyro.cli(
         flags,
-        default=flags(config=config, execution=Execution()),
+        default=flags(config=config, execution=execution),
         args=rest,
         description=f"{description}\n\n{_choices()}",
         config=(tyro.conf.AvoidSubcommands,),
@@ -86,8 +88,8 @@ def parse(flags: type[Flags], argv: Sequence[str], description: str) -> tuple[st
     return preset or "default", parsed
 
 
-def _kept_config(rest: list[str], model: type[ModelConfig] | None) -> Config | None:
-    """The config of the run folder that is resumed, if one is."""
+def _kept(rest: list[str], model: type[ModelConfig] | None) -> tuple[Config, Execution] | None:
+    """The config of the run folder that is resumed, if one is, and where its data lay."""
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     early.add_argument("--resume", action="store_true")
     early.add_argument("--run-dir", "--run_dir", type=Path)
@@ -95,7 +97,8 @@ def _kept_config(rest: list[str], model: type[ModelConfig] | None) -> Config | N
     if not known.resume or known.run_dir is None:
         return None
     try:
-        return read_config(known.run_dir, model)
+        config = read_config(known.run_dir, model)
+        return config, Execution(data_dir=trained_on(known.run_dir))
     except ConfigFileError as error:
         _exit(1, str(error))
 
@@ -186,7 +189,12 @@ def _no_interrupt_ignored() -> Iterator[None]:
 
 
 def _resume_command(run_dir: Path) -> str:
-    return f"python {sys.argv[0]} --resume --run-dir {run_dir}"
+    """A run folder stores no code: the file of a model from outside is named again."""
+    early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    early.add_argument("--model", "--model.kind", default="")
+    model = early.parse_known_args(sys.argv[1:])[0].model
+    words = ["python", sys.argv[0], "--resume", "--run-dir", str(run_dir)]
+    return shlex.join([*words, *(["--model", model] if ":" in model else [])])
 
 
 def _exit(code: int, message: str) -> NoReturn:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import tyro
 from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, SerializeAsAny
 
-from mlp_research.datasets import DEFAULT_DIRECTORY, DataConfig
+from mlp_research.datasets import DEFAULT_DIRECTORY, DataConfig, Splits
 from mlp_research.frozen import ConfigError, Failure, Frozen, json_value
 from mlp_research.models import MODELS, MixerConfig, MLPConfig, ModelConfig, ResidualConfig
 from mlp_research.optimizers import (
@@ -98,6 +98,10 @@ class Config(Frozen, frozen=True):
         own = getattr(self.streams, stream)
         return self.seed if own is None else own
 
+    def on(self, data: Splits) -> "Config":
+        """The config of a run on this data set, with its checksum."""
+        return self.model_copy(update={"data": self.data.model_copy(update={"crc32": data.crc32})})
+
     def to_json(self) -> Any:
         """The config as a JSON value."""
         return self.model_dump(mode="json")
@@ -135,7 +139,7 @@ def read_config(run_dir: Path, model: type[ModelConfig] | None = None) -> Config
 
 
 class ConfigFileError(Failure):
-    """A run folder's config that is not there or cannot be used."""
+    """A document of a run folder that is not there or cannot be used."""
 
 
 def differences(one: Any, other: Any) -> list[str]:

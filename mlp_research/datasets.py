@@ -3,14 +3,16 @@
 import dataclasses
 import os
 import re
+import zlib
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from jaxtyping import UInt8
-from pydantic import NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from mlp_research.frozen import ConfigError, Frozen
-from mlp_research.idx import CHECKSUMS, DataError, by, opened, read_idx
+from mlp_research.idx import CHECKSUMS, DataError, by, opened, read_idx, rows_of
 from mlp_research.shapes import Split
 
 DEFAULT_DIRECTORY = Path(__file__).parent.parent / "data" / "mnist"
@@ -22,6 +24,9 @@ ENDINGS = (
 )
 """How the names of the four files end; .gz may follow. EMNIST puts words before, and says test."""
 _LONGEST_LIST = 2**20  # Bytes of SHA256SUMS that are read.
+_PIECE = 2**18  # Bytes of images that are summed at once.
+_WHOLLY_SUMMED = 2**16  # Images of a file up to which each is in the checksum; of more, _SUMMED.
+_SUMMED = 2**13
 
 
 class DataConfig(Frozen, frozen=True):
@@ -31,6 +36,8 @@ class DataConfig(Frozen, frozen=True):
     """Rows held out for validation: the last ones of the training files, never trained on."""
     limit: PositiveInt | None = None
     """Train only on the first N rows, to overfit a few examples; by default all that are left."""
+    crc32: Annotated[int, Field(ge=0, lt=2**32)] | None = None
+    """Checksum that the files must have; by default that of what the run finds first and keeps."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +50,8 @@ class Splits:
     test: Split
     image_shape: tuple[int, int]
     classes: int
+    crc32: int
+    """Of labels and images, whatever part of them is used: it tells data sets apart."""
 
 
 def load(directory: Path, config: DataConfig) -> Splits:
@@ -52,7 +61,8 @@ def load(directory: Path, config: DataConfig) -> Splits:
     one is read. Where the folder holds SHA256SUMS, it must list all four files, by the checksum of
     the unpacked content. There are 1 + the largest label of the whole training file classes.
 
-    Raises `DataError` for files that cannot be used, `ConfigError` for more rows than they hold.
+    Raises `DataError` for files that cannot be used or are not those of `config.crc32`,
+    `ConfigError` for more rows than they hold.
     """
     files = _find(directory)
     checksums = _read_checksums(directory, files)
@@ -66,14 +76,22 @@ def load(directory: Path, config: DataConfig) -> Splits:
         )
     classes = _count_classes(labels_path, labels)
     _check_labels(test_labels_path, test_labels, classes)
-    flat = images.reshape(len(images), -1)
+    flat, test_flat = (each.reshape(len(each), -1) for each in (images, test_images))
+    image_shape = (images.shape[1], images.shape[2])
+    crc32 = _checksum(image_shape, Split(flat, labels), Split(test_flat, test_labels))
+    if config.crc32 not in (None, crc32):
+        raise DataError(
+            f"{directory} does not hold the data that the run was begun with: data.crc32 is "
+            f"{config.crc32}, that of these files {crc32}. Name the right folder by --data.dir"
+        )
     trained, held_out = _split_rows(len(images), config)
     return Splits(
         train=Split(flat[trained], labels[trained]),
         validation=Split(flat[held_out], labels[held_out]),
-        test=Split(test_images.reshape(len(test_images), -1), test_labels),
-        image_shape=(images.shape[1], images.shape[2]),
+        test=Split(test_flat, test_labels),
+        image_shape=image_shape,
         classes=classes,
+        crc32=crc32,
     )
 
 
@@ -167,6 +185,20 @@ def _check_labels(path: Path, labels: UInt8[np.ndarray, " examples"], classes: i
             f"{path} row {row} has the label {labels[row]}, but the training labels end at "
             f"{classes - 1} ({classes} classes): use files that belong together"
         )
+
+
+def _checksum(image_shape: tuple[int, int], *files: Split) -> int:
+    """The CRC-32 of all labels and of the images: of a large file's, as many as are soon read."""
+    found = zlib.crc32(repr(image_shape).encode())
+    for each in files:
+        found = zlib.crc32(each.labels.tobytes(), found)
+        every = 1 if len(each) <= _WHOLLY_SUMMED else len(each) // _SUMMED
+        rows = np.arange(0, len(each), every)
+        count = 1 + _PIECE // each.images.shape[1]
+        for first in range(0, len(rows), count):
+            images = rows_of(each.images, rows[first : first + count])
+            found = zlib.crc32(images.tobytes(), found)
+    return found
 
 
 def _split_rows(rows: int, config: DataConfig) -> tuple[slice, slice]:

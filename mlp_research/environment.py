@@ -11,7 +11,9 @@ from typing import Any
 
 import jax
 
-from mlp_research.config import Execution
+from mlp_research.config import ConfigFileError, Execution
+from mlp_research.datasets import DEFAULT_DIRECTORY
+from mlp_research.frozen import json_value
 from mlp_research.models import ModelConfig
 
 PACKAGES = ("jax", "jaxlib", "equinox", "optax", "orbax-checkpoint", "grain", "numpy", "jaxtyping")
@@ -36,6 +38,27 @@ def environment(execution: Execution, mesh_shape: dict[str, int]) -> dict[str, A
         | {"data_dir": str(execution.data_dir.resolve())},
         "git": _git_state(),
     }
+
+
+def trained_on(run_dir: Path) -> Path:
+    """The data folder of a run's last start or of a sweep's first program; the default without.
+
+    It may lie anywhere: it is only read, as data. Raises `ConfigFileError` for an environment.json
+    that is not what a run wrote.
+    """
+    path = run_dir / "environment.json"
+    if not path.exists():
+        path = run_dir / "programs" / "000" / "environment.json"
+    try:
+        starts = json_value(path.read_bytes())
+        return Path(starts[-1]["execution"]["data_dir"])
+    except FileNotFoundError:
+        return DEFAULT_DIRECTORY
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ConfigFileError(
+            f"{path} is not what the run wrote ({type(error).__name__}: {error}): put it back, or "
+            "remove it and name the data folder by --data.dir"
+        ) from None
 
 
 def code_from_outside(model: ModelConfig) -> dict[str, str] | None:

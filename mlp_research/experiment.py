@@ -75,6 +75,11 @@ class Experiment:
         sharding.check_divides(mesh, config.train.batch_size, "train.batch_size")
         sharding.check_divides(mesh, execution.evaluation_batch_size, "evaluation.batch_size")
         data = datasets.load(execution.data_dir, config.data)
+        if not processes.all_have(data.crc32):
+            raise idx.DataError(
+                f"the processes have different data: here {execution.data_dir} has the checksum "
+                f"{data.crc32}. Give all of them the same files"
+            )
         order = config.stream_seed("order")
         plan = Plan(order, len(data.train), config.train.batch_size, config.train.epochs)
         optimizer = Optimizer.of(config.optimizer, config.schedule, plan.total_steps)
@@ -89,7 +94,7 @@ class Experiment:
             return sharding.spread(mesh, init_state(model, optimizer, key=dropout_key))
 
         experiment = cls(
-            config=config,
+            config=config.on(data),
             execution=execution,
             mesh=mesh,
             data=data,

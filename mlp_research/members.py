@@ -80,7 +80,7 @@ class Members:
             experiment=dataclasses.replace(
                 experiment, resident_rows=sharding.place(rows, sharding.replicated(mesh))
             ),
-            configs=tuple(configs),
+            configs=tuple(config.on(experiment.data) for config in configs),
             mesh=mesh,
             plans=tuple(dataclasses.replace(base, seed=c.stream_seed("order")) for c in configs),
             settings=settings[0],

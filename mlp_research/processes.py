@@ -54,6 +54,13 @@ def first_succeeded(success: bool) -> bool:
     return bool(multihost_utils.broadcast_one_to_all(np.asarray(success)))
 
 
+def all_have(number: int) -> bool:
+    """Whether every process has the same number, of 32 bits."""
+    if not are_many():
+        return True
+    return bool((multihost_utils.process_allgather(np.uint32(number)) == number).all())
+
+
 def wait_for_all(what: str) -> None:
     """Return when every process is here."""
     if are_many():

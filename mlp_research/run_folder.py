@@ -127,11 +127,11 @@ class RunFolder:
 
     def _begin(self, config: Any, resume: bool, plan: Any) -> None:
         try:
-            self._check(config, resume)
             if plan is None and (self.path / "plan.json").exists():
                 raise RunFolderError(
                     f"{self.path} holds a sweep: go on with it by scripts/sweep.py --resume"
                 )
+            self._check(config, resume)
             check_links(self.path)
             self.path.mkdir(parents=True, exist_ok=True)
             self._acquire()

@@ -13,9 +13,9 @@ import tyro
 from mlp_research import command_line, compile_cache
 from mlp_research.checkpoint import CheckpointError, Checkpoints
 from mlp_research.config import Config, Execution, differences, read_config
-from mlp_research.datasets import DEFAULT_DIRECTORY
+from mlp_research.environment import trained_on
 from mlp_research.experiment import Experiment
-from mlp_research.frozen import ConfigError, json_value
+from mlp_research.frozen import ConfigError
 from mlp_research.run_folder import RunFolderError, check_links, read_json
 from mlp_research.shapes import Split
 from mlp_research.step import TrainState
@@ -41,8 +41,13 @@ class SavedRunFlags:
     """Keep compiled programs in the user's cache, so that the next start is quicker."""
 
 
-def open_run(flags: SavedRunFlags, evaluation_batch_size: int = 1000) -> Experiment:
-    """The experiment of a run folder, as it is. Switches the compile cache on, if it is wanted."""
+def open_run(
+    flags: SavedRunFlags, evaluation_batch_size: int = 1000, *, other_data: bool = False
+) -> Experiment:
+    """The experiment of a run folder, as it is. Switches the compile cache on, if it is wanted.
+
+    `other_data` lets `flags.data_dir` hold other data than the run's: its model is only evaluated.
+    """
     if flags.compile_cache:
         compile_cache.enable()
     model = None if flags.model is None else command_line.model_class(flags.model)
@@ -60,26 +65,10 @@ def open_run(flags: SavedRunFlags, evaluation_batch_size: int = 1000) -> Experim
         mesh_data=flags.mesh_data,
         resident=False,  # the training rows are seldom needed on the device
     )
-    return Experiment.of(config, execution)
-
-
-def trained_on(run_dir: Path) -> Path:
-    """The data folder that environment.json names, or the default one where there is no such file.
-
-    It may lie anywhere: it is only read, as data. Raises `RunFolderError` for a file that is not
-    what a run wrote.
-    """
-    path = run_dir / "environment.json"
-    try:
-        starts = json_value(path.read_bytes())
-        return Path(starts[-1]["execution"]["data_dir"])
-    except FileNotFoundError:
-        return DEFAULT_DIRECTORY
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise RunFolderError(
-            f"{path} is not what the run wrote ({type(error).__name__}: {error}): put it back, or "
-            "name the data folder by --data.dir"
-        ) from None
+    if not (other_data and flags.data_dir):
+        return Experiment.of(config, execution)
+    anywhere = config.model_copy(update={"data": config.data.model_copy(update={"crc32": None})})
+    return dataclasses.replace(Experiment.of(anywhere, execution), config=config)
 
 
 def chosen_split(experiment: Experiment, name: SplitName) -> Split:

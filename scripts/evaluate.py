@@ -38,7 +38,7 @@ class Flags(SavedRunFlags):
 
 def main(argv: Sequence[str]) -> None:
     flags = tyro.cli(Flags, args=argv, description="Evaluate a saved run, example by example.")
-    experiment = open_run(flags, flags.batch_size)
+    experiment = open_run(flags, flags.batch_size, other_data=True)
     split = chosen_split(experiment, flags.split)
     state = restore(experiment, flags)
     evaluation, logits = answers(experiment, state.model, split)
@@ -50,7 +50,16 @@ def main(argv: Sequence[str]) -> None:
     for line in class_table(counts):
         report.say(f"  {line}")
     report.facts({"pictures": draw(experiment, flags, int(state.step), counts, chances, split)})
-    report.facts({"record": agreement(flags, int(state.step), evaluation)})
+    if has_other_data(experiment):
+        record = "nothing to compare: the run was not trained on these data"
+    else:
+        record = agreement(flags, int(state.step), evaluation)
+    report.facts({"record": record})
+
+
+def has_other_data(experiment: Experiment) -> bool:
+    """Whether --data.dir names other data than the run's."""
+    return experiment.config.data.crc32 != experiment.data.crc32
 
 
 def answers(experiment: Experiment, model: Model, split: Split) -> tuple[Evaluation, np.ndarray]:
@@ -130,7 +139,9 @@ def draw(
     split: Split,
 ) -> str:
     """Write the confusion matrix and the worst mistakes into the run's folder; their names."""
-    choices = ((flags.split, "test"), (flags.checkpoint, "last"))
+    choices = [(flags.split, "test"), (flags.checkpoint, "last")]
+    if has_other_data(experiment):
+        choices.append((experiment.execution.data_dir.resolve().name, ""))
     ending = "".join(f"-{choice}" for choice, usual in choices if choice != usual)
     names = [f"confusion{ending}.png", f"worst{ending}.png"]
     about = f"{flags.split} rows, step {step:,} of run {flags.run_dir.resolve().name}"

@@ -37,19 +37,18 @@ def main(argv: Sequence[str]) -> None:
         SweepFlags, argv, "Train many seeds and settings, and say what their differences are worth."
     )
     # Only now: --help and a usage error need none of it.
-    from mlp_research import grid, results, sweep
+    from mlp_research import datasets, grid, results, sweep
     from mlp_research.report import Report
     from mlp_research.run_folder import default_run_dir
     from mlp_research.stopping import Stopped
 
     run_dir = flags.run_dir or default_run_dir(f"sweep-{preset}", flags.config)
     flags = with_kept_plan(flags)
-    plan = grid.plan(
-        flags.config, flags.seeds, flags.vary, flags.vary_stream, flags.members_per_program
-    )
+    config = flags.config.on(datasets.load(flags.execution.data_dir, flags.config.data))
+    plan = grid.plan(config, flags.seeds, flags.vary, flags.vary_stream, flags.members_per_program)
     report = Report()
     report.facts({"sweep": str(run_dir)} | grid.cost(plan, flags.execution))
-    with sweep.open_folder(plan, run_dir, flags.config, flags.resume) as folder:
+    with sweep.open_folder(plan, run_dir, config, flags.resume) as folder:
         if folder.left_behind:
             report.say(f"taken over from {folder.left_behind}, which is gone")
         try:

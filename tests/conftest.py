@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -42,3 +43,14 @@ def memory_is_given_back() -> Iterator[None]:
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a small made data set; see `made.write_data`."""
     return write_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="session")
+def other_data_dir(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The made data set but for one pixel of its last training image."""
+    other = Path(shutil.copytree(data_dir, tmp_path_factory.mktemp("other") / "other-data"))
+    images = other / "train-images-idx3-ubyte"
+    content = bytearray(images.read_bytes())
+    content[-1] ^= 1
+    images.write_bytes(content)
+    return other

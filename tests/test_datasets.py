@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlp_research import datasets
 from mlp_research.datasets import DEFAULT_DIRECTORY, DataConfig, Splits, load
 from mlp_research.frozen import ConfigError
 from mlp_research.idx import DataError, read_idx
@@ -147,6 +148,53 @@ def test_two_classes_of_5_by_7_images_are_read_as_they_were_written(small: Path)
     assert splits.validation.labels.tobytes() == contents[TRAIN_LABELS][12:]
     assert splits.test.images.tobytes() == contents[TEST_IMAGES][16:]
     assert splits.test.labels.tobytes() == contents[TEST_LABELS][8:]
+
+
+def test_the_checksum_is_that_of_the_content_and_of_all_of_it(tmp_path: Path):
+    """Packed or raw, whatever rows are used; any label, pixel or size that differs changes it."""
+    contents = small_contents()
+    found = load(write(tmp_path / "packed", contents, packed=True), SMALL).crc32
+    limited = DataConfig(validation=0, limit=1, crc32=found)
+    assert load(write(tmp_path / "raw", contents, packed=False), limited).crc32 == found
+    changed = [found]
+    for name, size in zip(NAMES, (16, 8, 16, 8), strict=True):
+        for place in (size, len(contents[name]) - 1):
+            content = bytearray(contents[name])
+            content[place] ^= 1
+            folder = write(
+                tmp_path / f"{name}-{place}", contents | {name: bytes(content)}, packed=False
+            )
+            changed.append(load(folder, SMALL).crc32)
+    turned = {
+        name: header(len(contents[name][16:]) // 35, 7, 5) + contents[name][16:]
+        for name in (TRAIN_IMAGES, TEST_IMAGES)
+    }
+    changed.append(load(write(tmp_path / "turned", contents | turned, False), SMALL).crc32)
+    assert len(set(changed)) == len(changed) == 10
+    assert "data.crc32 is 7, that of these files" in refusal(
+        tmp_path / "raw", DataConfig(validation=2, crc32=7)
+    )
+
+
+def test_of_a_large_file_some_images_and_all_labels_are_summed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(datasets, "_WHOLLY_SUMMED", 5)
+    monkeypatch.setattr(datasets, "_SUMMED", 2)  # of 6 images those at 0 and 3
+    contents = small_contents()
+    found = load(write(tmp_path / "as it was", contents, packed=False), SMALL).crc32
+    same = {}
+    for name, size, width in ((TRAIN_IMAGES, 16, 35), (TRAIN_LABELS, 8, 1)):
+        for row in range(6):
+            content = bytearray(contents[name])
+            content[size + width * row] ^= 1
+            folder = write(
+                tmp_path / f"{name}-{row}", contents | {name: bytes(content)}, packed=False
+            )
+            same[name, row] = load(folder, SMALL).crc32 == found
+    assert [key for key, unchanged in same.items() if unchanged] == [
+        (TRAIN_IMAGES, row) for row in (1, 2, 4, 5)
+    ]
 
 
 def test_limit_keeps_the_first_rows_and_changes_neither_validation_nor_classes(tmp_path: Path):

@@ -26,22 +26,23 @@ ENDS_WITHIN = 60.0
 
 
 def start_group(
-    count: int, data_dir: Path, run_dir: Path, *words: object
+    count: int, data_dir: Path, run_dir: Path, *words: object, last_data_dir: Path | None = None
 ) -> list["subprocess.Popen[str]"]:
     """So many processes that train the config of `made.small_config` together."""
+    folders = [data_dir] * (count - 1) + [last_data_dir or data_dir]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     group = ("--distributed", "--distributed.coordinator", address)
     config = (
-        *("--data.dir", data_dir, "--data.validation", VALIDATION_ROWS),
+        *("--data.validation", VALIDATION_ROWS),
         *("--model.widths", 8, 6, "--model.dropout", 0.3, "--train.batch-size", 16),
         *("--evaluation.batch-size", 16, "--train.steps-per-call", 5, "--run-dir", run_dir),
     )
     return [
         processes.start(
             *("train.py", *group, "--distributed.processes", count),
-            *("--distributed.process", index, *config, *words),
+            *("--distributed.process", index, "--data.dir", folders[index], *config, *words),
         )
         for index in range(count)
     ]
@@ -159,6 +160,18 @@ def test_a_folder_that_the_first_process_cannot_use_ends_all(data_dir: Path, tmp
     assert "already holds a run" in first.stderr
     assert "the first process says why" in second.stderr
     assert result_of(run_dir) == result_of(before)
+
+
+def test_processes_that_have_different_data_compute_nothing_together(
+    data_dir: Path, other_data_dir: Path, tmp_path: Path
+):
+    group = start_group(2, data_dir, tmp_path / "run", last_data_dir=other_data_dir)
+    for process in group:
+        ended = processes.finished(process)
+        assert ended.returncode == 1
+        assert "the processes have different data" in ended.stderr
+        assert "Traceback" not in ended.stderr
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,18 @@ def test_the_table_and_the_scores_are_those_of_the_models_own_answers(
     assert f"Brier score {predictions.brier_score(chances, labels):.5f}" in text
 
 
+def test_on_other_data_nothing_is_compared_and_the_pictures_have_names_of_their_own(
+    run_dir: Path, evaluated: Evaluated, other_data_dir: Path
+):
+    before = contents(run_dir)
+    text = evaluated(run_dir, "--data.dir", other_data_dir)
+    assert f"({summary_of(run_dir)['test']['correct']} of 70)" in text  # it differs in training
+    assert "nothing to compare: the run was not trained on these data" in text
+    pictures = {path.name for path in run_dir.glob("*.png")} - {"curves.png"}
+    assert pictures == {"confusion-other-data.png", "worst-other-data.png"}
+    assert contents(run_dir) == before
+
+
 def test_the_pictures_name_what_they_show(run_dir: Path, evaluated: Evaluated):
     evaluated(run_dir)
     evaluated(run_dir, "--split", "validation", "--checkpoint", "best")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -303,6 +304,22 @@ def test_a_sweep_is_no_run_to_go_on_with(call: Callable[..., tuple[int, str]], d
     code, text = call("--data.dir", data_dir, "--mesh.data", 1, "--resume", "--run-dir", folder)
     assert code == 1 and "run holds a sweep: go on with it by scripts/sweep.py" in text, text
     assert sorted(path.name for path in folder.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        (["fast", "--model", "mine.py:Mine"], ["--model", "mine.py:Mine"]),
+        (["--model", "mlp"], []),
+        ([], []),
+    ],
+)
+def test_the_command_that_goes_on_names_the_file_of_a_model_from_outside(
+    words: list[str], kept: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sys, "argv", ["train.py", *words, "--seed", "1"])
+    command = shlex.split(command_line._resume_command(Path("my runs/1")))
+    assert command == ["python", "train.py", "--resume", "--run-dir", "my runs/1", *kept]
 
 
 def test_config_faults_come_all_at_once_with_their_paths():

@@ -281,7 +281,8 @@ def test_a_link_within_the_folder_and_a_folder_that_is_a_link_are_used(
     (run_dir / "latest.json").symlink_to("result.json")
     (tmp_path / "link").symlink_to(run_dir)
     flags = SavedRunFlags(tmp_path / "link", data_dir=data_dir, mesh_data=1, compile_cache=False)
-    assert open_run(flags).config == small_config(epochs=1)
+    opened = open_run(flags)
+    assert opened.config == small_config(epochs=1).on(opened.data)
 
 
 def test_the_data_folder_that_a_run_names_is_only_read(run_dir: Path, tmp_path: Path):
