@@ -144,7 +144,7 @@ class ConfigFileError(Failure):
 
 def differences(one: Any, other: Any) -> list[str]:
     """One line for each field in which two configs as JSON differ: `train.epochs is 10, not 20`."""
-    mine, others = dict(_leaves(one)), dict(_leaves(other))
+    mine, others = dict(leaves(one)), dict(leaves(other))
     return [
         f"{field} is {mine.get(field)!r}, not {others.get(field)!r}"
         for field in sorted(mine.keys() | others.keys())
@@ -152,14 +152,14 @@ def differences(one: Any, other: Any) -> list[str]:
     ]
 
 
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """(path, value) of all that is no object and no list of objects."""
     if isinstance(value, dict):
         for name, part in value.items():
-            yield from _leaves(part, f"{path}.{name}" if path else name)
+            yield from leaves(part, f"{path}.{name}" if path else name)
     elif isinstance(value, list) and any(isinstance(part, dict) for part in value):
         for index, part in enumerate(value):
-            yield from _leaves(part, f"{path}[{index}]")
+            yield from leaves(part, f"{path}[{index}]")
     else:
         yield path, value
 

@@ -11,15 +11,19 @@ from typing import Any
 
 import jax
 
-from mlp_research.config import ConfigFileError, Execution
+from mlp_research.config import ConfigFileError, Execution, leaves
 from mlp_research.datasets import DEFAULT_DIRECTORY
 from mlp_research.frozen import json_value
 from mlp_research.models import ModelConfig
 
 PACKAGES = ("jax", "jaxlib", "equinox", "optax", "orbax-checkpoint", "grain", "numpy", "jaxtyping")
+DECISIVE = ("versions", "devices", "processes", "mesh", "git", "model_code")
+"""What of a start can change the bits that it computes."""
 
 
-def environment(execution: Execution, mesh_shape: dict[str, int]) -> dict[str, Any]:
+def environment(
+    execution: Execution, mesh_shape: dict[str, int], model: ModelConfig
+) -> dict[str, Any]:
     """One start of a run, as environment.json tells it."""
     devices = jax.devices()
     return {
@@ -37,7 +41,18 @@ def environment(execution: Execution, mesh_shape: dict[str, int]) -> dict[str, A
         "execution": execution.model_dump(mode="json")
         | {"data_dir": str(execution.data_dir.resolve())},
         "git": _git_state(),
+        "model_code": code_from_outside(model),
     }
+
+
+def changes(first: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """In what that can change the bits one start differs from another: `versions.jax A, now B`."""
+    old, new = (dict(leaves({name: each.get(name) for name in DECISIVE})) for each in (first, now))
+    return [
+        f"{field} {str(old.get(field))[:12]}, now {str(new.get(field))[:12]}"
+        for field in sorted(old.keys() | new.keys())
+        if old.get(field) != new.get(field)
+    ]
 
 
 def trained_on(run_dir: Path) -> Path:

@@ -75,8 +75,9 @@ def fit_program(
         processes.ending_together(agreed=Stopped),
     ):
         model = program.configs[0].model
-        if not folder.write_environment(program.execution, dict(program.mesh.shape), model):
-            report.say("the file of the model has changed since the run began")
+        changed = folder.write_environment(program.execution, dict(program.mesh.shape), model)
+        if changed:
+            report.say(f"not as when the run began, nor need its bits be: {'; '.join(changed)}")
         run = Run(program, folder, checkpoints, report, stop)
         state = run.restored_or_new()
         report.describe(program.facts(int(state.step.max())) | {"folder": path}, program.layers())

@@ -15,7 +15,7 @@ import filelock
 
 from mlp_research import figures, processes
 from mlp_research.config import Config, Execution, differences
-from mlp_research.environment import code_from_outside, environment
+from mlp_research.environment import changes, environment
 from mlp_research.frozen import Failure, json_value
 from mlp_research.metrics_log import MetricsLog
 from mlp_research.models import ModelConfig
@@ -201,21 +201,20 @@ class RunFolder:
 
     def write_environment(
         self, execution: Execution, mesh_shape: dict[str, int], model: ModelConfig
-    ) -> bool:
+    ) -> list[str]:
         """Add this start to environment.json, a list with one entry for each start of the run.
 
-        Returns whether the model's code, where it is from outside, is that of the first start.
+        Returns in what it differs from the first, of what can change the bits.
         """
         if not self._writes:
-            return True
+            return []
         path = self.path / "environment.json"
         starts = read_json(path) if path.exists() else []
         if not (isinstance(starts, list) and all(isinstance(start, dict) for start in starts)):
             raise RunFolderError(f"{path} is not what the run wrote: put it back, or remove it")
-        code = code_from_outside(model)
-        starts.append(environment(execution, mesh_shape) | {"model_code": code})
+        starts.append(environment(execution, mesh_shape, model))
         write_atomically(path, json.dumps(starts, indent=2) + "\n")
-        return starts[0].get("model_code") == code
+        return changes(starts[0], starts[-1])
 
     def write_scalars(self, epoch: int, scalars: Mapping[str, float]) -> None:
         """A point of each named curve in TensorBoard, over epochs.

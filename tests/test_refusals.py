@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import filelock
+import jax
 import pytest
 
 from mlp_research import command_line, grid, sweep
@@ -304,6 +305,23 @@ def test_a_sweep_is_no_run_to_go_on_with(call: Callable[..., tuple[int, str]], d
     code, text = call("--data.dir", data_dir, "--mesh.data", 1, "--resume", "--run-dir", folder)
     assert code == 1 and "run holds a sweep: go on with it by scripts/sweep.py" in text, text
     assert sorted(path.name for path in folder.iterdir()) == before
+
+
+def test_what_has_changed_since_a_run_began_and_can_change_its_bits_is_said(
+    call: Callable[..., tuple[int, str]], trained: Path, data_dir: Path, tmp_path: Path
+):
+    run_dir = Path(shutil.copytree(trained, tmp_path / "copy"))
+    words = ("--resume", "--run-dir", run_dir, "--evaluation.batch-size", 16)
+    code, text = call(*words, "--mesh.data", 1)
+    assert code == 0 and "not as when the run began" not in text
+    path = run_dir / "environment.json"
+    starts = json.loads(path.read_text())
+    starts[0]["versions"]["jax"] = "0.1.2"
+    starts[0]["command"] = ["another"]
+    path.write_text(json.dumps(starts))
+    code, text = call(*words, "--mesh.data", 2)
+    changed = f"mesh.data 1, now 2; versions.jax 0.1.2, now {jax.__version__}"
+    assert code == 0 and f"not as when the run began, nor need its bits be: {changed}" in text
 
 
 @pytest.mark.parametrize(
