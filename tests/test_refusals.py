@@ -229,7 +229,12 @@ FOLDER_FAULTS = [
     (with_a_cut_metrics_file, "--resume", 1, "metrics.jsonl was changed"),
     (without_a_sound_checkpoint, "--resume", 1, "no sound checkpoint is left"),
     (lambda run_dir: None, "", 1, "already holds a run"),
-    (lambda run_dir: None, "--resume --train.epochs 7", 1, "train.epochs is 2, not 7"),
+    (
+        lambda run_dir: None,
+        "--resume --train.epochs 7",
+        1,
+        "another config: train.epochs is 2, not 7",
+    ),
     (lambda run_dir: None, "lesson --resume", 2, "leave out the preset lesson"),
 ]
 
@@ -276,6 +281,7 @@ def test_a_folder_that_cannot_be_made_is_refused(
     code, text = call(*small_flags(data_dir)[:-1], tmp_path / "file" / "run")
     assert code == 1
     assert "cannot be written: Not a directory" in text
+    assert "--resume" not in text, "there is nothing to go on with"
 
 
 def test_a_run_that_ceases_to_be_finite_names_the_step(

@@ -226,6 +226,18 @@ def test_an_edited_plan_is_refused_in_words(plan: str, tmp_path: Path):
         script.with_kept_plan(flags)
 
 
+def test_the_test_set_chooses_no_setting():
+    plan = grid.plan(plain_config(), 2, ["model.dropout=0,0.5"])
+    labels = np.zeros(10, np.uint8)
+    wrong = np.arange(10, dtype=np.int32)  # each but the first
+    outcomes = {}
+    for seed in (0, 1):
+        outcomes[grid.Member(0, seed)] = sweep.Outcome(0.6, 1.0, 0 * wrong)
+        outcomes[grid.Member(1, seed)] = sweep.Outcome(0.7, 0.1, wrong)
+    summary = sweep.summarise(plan, outcomes, labels)
+    assert summary["chosen_by_validation"] == "model.dropout 0.5"
+
+
 def test_summary_files_agree(data_dir: Path, tmp_path: Path):
     base = plain_config()
     plan = grid.plan(base, 3, [DROPOUTS])
