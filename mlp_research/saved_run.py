@@ -51,12 +51,7 @@ def open_run(
     if flags.compile_cache:
         compile_cache.enable()
     model = None if flags.model is None else command_line.model_class(flags.model)
-    document = read_json(flags.run_dir / "config.json")
-    if isinstance(document, dict) and "members" in document:
-        raise RunFolderError(
-            f"{flags.run_dir} holds {len(document['members'])} members of one program, not one "
-            "run: their numbers are in its result.json"
-        )
+    _refuse_many_runs(flags.run_dir)
     check_links(flags.run_dir)
     config = read_config(flags.run_dir, model)
     execution = Execution(
@@ -69,6 +64,20 @@ def open_run(
         return Experiment.of(config, execution)
     anywhere = config.model_copy(update={"data": config.data.model_copy(update={"crc32": None})})
     return dataclasses.replace(Experiment.of(anywhere, execution), config=config)
+
+
+def _refuse_many_runs(run_dir: Path) -> None:
+    document = read_json(run_dir / "config.json")
+    if isinstance(document, dict) and "members" in document:
+        held, numbers = "members of one program", "result.json"
+    elif (run_dir / "plan.json").exists():
+        held, numbers = "a sweep", "summary.json"
+    else:
+        return
+    raise RunFolderError(
+        f"{run_dir} holds {held}, not one run: the numbers are in its {numbers}. To look at one of "
+        "its runs, train that alone, with its seed and settings: it will be the same to the bit"
+    )
 
 
 def chosen_split(experiment: Experiment, name: SplitName) -> Split:

@@ -247,6 +247,10 @@ def hold_members(run_dir: Path) -> None:
     (run_dir / "config.json").write_text(json.dumps({"members": [config, config]}))
 
 
+def hold_a_sweep(run_dir: Path) -> None:
+    (run_dir / "plan.json").write_text("{}")
+
+
 def edit_result(run_dir: Path) -> None:
     result = summary_of(run_dir)
     result["test"]["correct"] += 1
@@ -269,7 +273,8 @@ def stand_in_the_way(run_dir: Path) -> None:
         (remove_the_checkpoint_folder, "", 1, "run holds no checkpoint yet"),
         (damage_the_newest, "", 1, f"checkpoint {STEPS} is damaged"),
         (edit_config, "", 1, "train.epochs is 2, not 3"),
-        (hold_members, "", 1, "holds 2 members of one program"),
+        (hold_members, "", 1, "holds members of one program, not one run"),
+        (hold_a_sweep, "", 1, "holds a sweep, not one run: the numbers are in its summary.json"),
         (edit_result, "", 1, "result.json says"),
         (break_result, "", 1, "result.json or metrics.jsonl"),
         (stand_in_the_way, "", 1, "the pictures cannot be written into"),
