@@ -75,7 +75,7 @@ def added_up(rows: list[dict[str, Any]]) -> list[list[str]]:
     """One row a fault, in the order of the alphabet."""
     table = []
     for fault in sorted({row["fault"] for row in rows}):
-        mine = [row for row in rows if row["fault"] == fault]
+        mine = sorted((row for row in rows if row["fault"] == fault), key=lambda row: row["time"])
         seen = "; ".join(dict.fromkeys(row["seen"] for row in mine))
         tried, survived = (sum(row[name] for row in mine) for name in ("tried", "survived"))
         table.append([fault, f"{tried:,}", f"{survived:,}", seen])
