@@ -98,9 +98,10 @@ class Config(Frozen, frozen=True):
         own = getattr(self.streams, stream)
         return self.seed if own is None else own
 
-    def on(self, data: Splits) -> "Config":
-        """The config of a run on this data set, with its checksum."""
-        return self.model_copy(update={"data": self.data.model_copy(update={"crc32": data.crc32})})
+    def on(self, data: Splits | None) -> "Config":
+        """The config of a run on this data set, with its checksum; or on any, for None."""
+        crc32 = None if data is None else data.crc32
+        return self.model_copy(update={"data": self.data.model_copy(update={"crc32": crc32})})
 
     def to_json(self) -> Any:
         """The config as a JSON value."""
@@ -144,22 +145,25 @@ class ConfigFileError(Failure):
 
 def differences(one: Any, other: Any) -> list[str]:
     """One line for each field in which two configs as JSON differ: `train.epochs is 10, not 20`."""
-    mine, others = dict(leaves(one)), dict(leaves(other))
-    return [
-        f"{field} is {mine.get(field)!r}, not {others.get(field)!r}"
-        for field in sorted(mine.keys() | others.keys())
-        if mine.get(field) != others.get(field)
-    ]
+    return [f"{field} is {mine!r}, not {others!r}" for field, mine, others in unlike(one, other)]
 
 
-def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def unlike(one: Any, other: Any) -> Iterator[tuple[str, Any, Any]]:
+    """(path, value in one, value in the other) of each field in which two JSON values differ."""
+    mine, others = dict(_leaves(one)), dict(_leaves(other))
+    for field in sorted(mine.keys() | others.keys()):
+        if mine.get(field) != others.get(field):
+            yield field, mine.get(field), others.get(field)
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """(path, value) of all that is no object and no list of objects."""
     if isinstance(value, dict):
         for name, part in value.items():
-            yield from leaves(part, f"{path}.{name}" if path else name)
+            yield from _leaves(part, f"{path}.{name}" if path else name)
     elif isinstance(value, list) and any(isinstance(part, dict) for part in value):
         for index, part in enumerate(value):
-            yield from leaves(part, f"{path}[{index}]")
+            yield from _leaves(part, f"{path}[{index}]")
     else:
         yield path, value
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 
-from mlp_research.config import ConfigFileError, Execution, leaves
+from mlp_research.config import ConfigFileError, Execution, unlike
 from mlp_research.datasets import DEFAULT_DIRECTORY
 from mlp_research.frozen import json_value
 from mlp_research.models import ModelConfig
@@ -47,11 +47,10 @@ def environment(
 
 def changes(first: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """In what that can change the bits one start differs from another: `versions.jax A, now B`."""
-    old, new = (dict(leaves({name: each.get(name) for name in DECISIVE})) for each in (first, now))
+    old, new = ({name: start.get(name) for name in DECISIVE} for start in (first, now))
     return [
-        f"{field} {str(old.get(field))[:12]}, now {str(new.get(field))[:12]}"
-        for field in sorted(old.keys() | new.keys())
-        if old.get(field) != new.get(field)
+        f"{field} {str(was)[:12]}, now {str(is_now)[:12]}"
+        for field, was, is_now in unlike(old, new)
     ]
 
 

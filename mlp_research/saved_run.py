@@ -62,8 +62,7 @@ def open_run(
     )
     if not (other_data and flags.data_dir):
         return Experiment.of(config, execution)
-    anywhere = config.model_copy(update={"data": config.data.model_copy(update={"crc32": None})})
-    return dataclasses.replace(Experiment.of(anywhere, execution), config=config)
+    return dataclasses.replace(Experiment.of(config.on(None), execution), config=config)
 
 
 def _refuse_many_runs(run_dir: Path) -> None:

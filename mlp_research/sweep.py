@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mlp_research import comparison, datasets, results, sweep_figures
+from mlp_research import comparison, results, sweep_figures
 from mlp_research.config import Config, Execution, differences
 from mlp_research.fit import fit_program
 from mlp_research.frozen import ConfigError, json_value
@@ -210,11 +210,10 @@ def conclude(
     sweep: Sweep,
     folder: RunFolder,
     outcomes: dict[Member, Outcome],
-    execution: Execution,
+    labels: np.ndarray,
     report: Report,
 ) -> dict[str, Any]:
-    """Write the summary and its figures, and say what may be said."""
-    labels = datasets.load(execution.data_dir, sweep.settings[0].configs[0].data).test.labels
+    """Write the summary and its figures, and say what may be said. `labels` are the test set's."""
     summary = summarise(sweep, outcomes, labels)
     write_atomically(folder.path / "summary.json", json.dumps(summary, indent=2) + "\n")
     write_atomically(folder.path / "summary.csv", summary_csv(summary))

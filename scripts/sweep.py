@@ -44,7 +44,9 @@ def main(argv: Sequence[str]) -> None:
 
     run_dir = flags.run_dir or default_run_dir(f"sweep-{preset}", flags.config)
     flags = with_kept_plan(flags)
-    config = flags.config.on(datasets.load(flags.execution.data_dir, flags.config.data))
+    data = datasets.load(flags.execution.data_dir, flags.config.data)
+    config, labels = flags.config.on(data), data.test.labels
+    del data  # each program loads its own
     plan = grid.plan(config, flags.seeds, flags.vary, flags.vary_stream, flags.members_per_program)
     report = Report()
     report.facts({"sweep": str(run_dir)} | grid.cost(plan, flags.execution))
@@ -55,7 +57,7 @@ def main(argv: Sequence[str]) -> None:
             outcomes = sweep.run(plan, folder, flags.execution, flags.lift, report)
         except Stopped as stop:
             raise Stopped(stop.signal, run_dir) from None
-        summary = sweep.conclude(plan, folder, outcomes, flags.execution, report)
+        summary = sweep.conclude(plan, folder, outcomes, labels, report)
     if flags.record is not None:
         command = " ".join(["python scripts/sweep.py", *without(argv, "--run-dir", "--record")])
         body = results.sweep_section(summary)

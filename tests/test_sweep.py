@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from mlp_research import grid, sweep
+from mlp_research import datasets, grid, sweep
 from mlp_research.config import Config, Execution
 from mlp_research.frozen import ConfigError
 from mlp_research.members import Members
@@ -28,7 +28,8 @@ def settled(base: Config, plan: grid.Sweep, execution: Execution, run_dir: Path)
     report = Report(quiet=True)
     with sweep.open_folder(plan, run_dir, base, resume=False) as folder:
         outcomes = sweep.run(plan, folder, execution, None, report)
-        return sweep.conclude(plan, folder, outcomes, execution, report)
+        labels = datasets.load(execution.data_dir, base.data).test.labels
+        return sweep.conclude(plan, folder, outcomes, labels, report)
 
 
 def plain_config(optimizer: OptimizerConfig | None = None, epochs: int = 2) -> Config:
