@@ -24,7 +24,9 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 import equinox as eqx
 import jax
 
-from tests.made import write_data
+from mlp_research.fit import fit
+from mlp_research.report import Report
+from tests.made import small_config, small_execution, write_data
 
 # A shell lets its background jobs ignore Ctrl-C, and they pass that on to what they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -54,3 +56,11 @@ def other_data_dir(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     content[-1] ^= 1
     images.write_bytes(content)
     return other
+
+
+@pytest.fixture(scope="session")
+def trained(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished small run, to be read or copied."""
+    run_dir = tmp_path_factory.mktemp("trained") / "run"
+    fit(small_config(), small_execution(data_dir), run_dir=run_dir, report=Report(quiet=True))
+    return run_dir

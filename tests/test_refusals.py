@@ -14,9 +14,7 @@ import pytest
 
 from mlp_research import command_line, grid, sweep
 from mlp_research.config import DataConfig
-from mlp_research.fit import fit
-from mlp_research.report import Report
-from tests.made import small_config, small_execution
+from tests.made import small_config
 from tests.processes import load_script
 
 TRAIN = load_script("train")
@@ -160,14 +158,6 @@ def test_a_faulty_data_folder_is_refused_in_words(
     code, text = call(*small_flags(faulty))
     assert (code, message in text) == (1, True), text
     assert not (tmp_path / "run").exists()
-
-
-@pytest.fixture(scope="module")
-def trained(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a finished small run."""
-    run_dir = tmp_path_factory.mktemp("trained") / "run"
-    fit(small_config(), small_execution(data_dir), run_dir=run_dir, report=Report(quiet=True))
-    return run_dir
 
 
 def edit(run_dir: Path, change: Callable[[dict], None]) -> None:

@@ -5,19 +5,15 @@ from pathlib import Path
 import pytest
 
 from mlp_research.experiment import Experiment
-from mlp_research.fit import fit
-from mlp_research.report import Report
 from mlp_research.saved_run import SavedRunFlags, open_run, restore, states_along
-from tests.made import assert_bitwise, initial_state, small_config, small_execution, train_through
+from tests.made import assert_bitwise, initial_state, train_through
 
 STEPS, EPOCH = 24, 12
 
 
-@pytest.fixture(scope="module")
-def flags(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> SavedRunFlags:
-    run_dir = tmp_path_factory.mktemp("saved") / "run"
-    fit(small_config(), small_execution(data_dir), run_dir=run_dir, report=Report(quiet=True))
-    return SavedRunFlags(run_dir, mesh_data=1, compile_cache=False)
+@pytest.fixture
+def flags(trained: Path) -> SavedRunFlags:
+    return SavedRunFlags(trained, mesh_data=1, compile_cache=False)
 
 
 def opened(flags: SavedRunFlags) -> Experiment:

@@ -21,13 +21,6 @@ WORDS = ("--evaluation.batch-size", "16", "--no-compile-cache")
 QUIET = Report(quiet=True)
 
 
-@pytest.fixture(scope="module")
-def trained(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run_dir = tmp_path_factory.mktemp("trained") / "run"
-    fit(small_config(), small_execution(data_dir), run_dir=run_dir, report=QUIET)
-    return run_dir
-
-
 @pytest.fixture
 def run_dir(trained: Path, tmp_path: Path) -> Path:
     """A copy of the trained run that a test may spoil."""
