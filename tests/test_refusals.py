@@ -192,6 +192,10 @@ def with_other_widths(run_dir: Path) -> None:
     edit(run_dir, lambda config: config["model"].update(widths=[9, 6]))
 
 
+def from_before_data_had_a_checksum(run_dir: Path) -> None:
+    edit(run_dir, lambda config: config["data"].pop("crc32"))
+
+
 def with_an_edited_metric(run_dir: Path) -> None:
     path = run_dir / "metrics.jsonl"
     path.write_text(path.read_text().replace('"step": 3', '"step": 4', 1))
@@ -215,6 +219,7 @@ FOLDER_FAULTS = [
     (with_an_unknown_model, "--resume", 1, "kind is 'wide'"),
     (with_another_learning_rate, "--resume", 1, "config.json was edited"),
     (with_other_widths, "--resume", 1, "does not fit"),
+    (from_before_data_had_a_checksum, "--resume", 1, "another config: data.crc32 is None, not"),
     (with_an_edited_metric, "--resume", 1, "metrics.jsonl was changed"),
     (with_a_cut_metrics_file, "--resume", 1, "metrics.jsonl was changed"),
     (without_a_sound_checkpoint, "--resume", 1, "no sound checkpoint is left"),
