@@ -10,7 +10,7 @@ import logging
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +19,13 @@ import jax
 from jaxtyping import PyTree
 
 from mlp_research import processes
-from mlp_research.fingerprint import by_path, crc32_of_json, differences, fingerprint
+from mlp_research.fingerprint import (
+    by_path,
+    crc32_of_json,
+    described,
+    differences,
+    fingerprint,
+)
 from mlp_research.frozen import Failure
 from mlp_research.shapes import is_shape
 
@@ -146,8 +152,12 @@ class Checkpoints:
                 step, by_path(arrays), force=True, custom_metadata=metadata
             )
 
-    def restore(self, step: int, template: State) -> tuple[State, dict]:
-        """(state, notes) of a checkpoint.
+    def paths(self, step: int) -> list[str]:
+        """Return the paths of the arrays that a checkpoint holds: `.state.model.layers[0].bias`."""
+        return list(self._metadata(step)["fingerprint"])
+
+    def restore(self, step: int, template: State, *, below: str = "") -> tuple[State, dict]:
+        """Return (state, notes) of a checkpoint, or of the part of the state that lies `below`.
 
         `template` is the state by shapes alone, each with the sharding that says where its array is
         to lie. Raises `CheckpointError` where the checkpoint does not fit it, `DamagedError` where
@@ -155,30 +165,29 @@ class Checkpoints:
         """
         abstract, static = eqx.partition(template, is_shape)
         metadata = self._metadata(step)
-        saved, wanted = metadata["fingerprint"], by_path(abstract)
-        unlike = differences(saved, fingerprint(abstract))
+        wanted = {below + path: leaf for path, leaf in by_path(abstract).items()}
+        held = metadata["fingerprint"]
+        saved = {path: held[path] for path in held if path.startswith(below)}
+        unlike = differences(saved, {path: described(leaf) for path, leaf in wanted.items()})
         if unlike:
             lines = "\n  ".join(unlike[:10])
             raise CheckpointError(
                 f"checkpoint {step} does not fit this model and optimizer:\n  {lines}"
             )
-        arrays = self._load(step, wanted)
+        arrays = self._load(step, wanted, held.keys() - wanted.keys())
         restored = jax.tree.unflatten(jax.tree.structure(abstract), [arrays[p] for p in wanted])
-        for path, described in fingerprint(restored).items():
-            if described != saved[path]:
+        for path, leaf in arrays.items():
+            if path in wanted and described(leaf) != saved[path]:
                 raise DamagedError(step, f"the content of {path} has changed since it was saved")
         return eqx.combine(restored, static), metadata["notes"]
 
-    def _load(self, step: int, wanted: dict[str, Any]) -> dict[str, Any]:
-        with _quiet():
-            try:
-                return self._orbax.load(step, wanted)
-            except Exception as error:
-                reason = type(error).__name__
-            # Reads beside the one that failed go on, and each says at its end that none waits.
-            time.sleep(0.1)
-            gc.collect()
-        raise DamagedError(step, f"it does not load ({reason})")
+    def _load(self, step: int, wanted: dict[str, Any], left: Iterable[str]) -> dict[str, Any]:
+        """Return the arrays at the wanted paths; what stands at the paths `left` is not read."""
+        from orbax.checkpoint import v1
+
+        ocp: Any = v1
+        paths = wanted | dict.fromkeys(left, ocp.PLACEHOLDER)
+        return _read(step, "it does not load", lambda: self._orbax.load(step, paths))
 
     def restore_newest(self, template: State) -> tuple[State, dict, list[str]] | None:
         """(state, notes, what was damaged) of the newest sound checkpoint, or None.
@@ -253,15 +262,11 @@ class Checkpoints:
             ) from error
 
     def _metadata(self, step: int) -> dict:
-        try:
-            with _quiet():
-                metadata: Any = self._orbax.metadata(step).custom_metadata
-            found = {name: metadata[name] for name in METADATA}
-            crc32 = metadata["crc32"]
-        except Exception as error:
-            raise DamagedError(
-                step, f"its metadata do not load ({type(error).__name__})"
-            ) from error
+        def read() -> tuple[dict, Any]:
+            metadata: Any = self._orbax.metadata(step).custom_metadata
+            return {name: metadata[name] for name in METADATA}, metadata["crc32"]
+
+        found, crc32 = _read(step, "its metadata do not load", read)
         if crc32 != crc32_of_json(found):
             raise DamagedError(step, "its metadata have changed since they were saved")
         return found
@@ -286,6 +291,19 @@ class DamagedError(CheckpointError):
 
     def __init__(self, step: int, what: str):
         super().__init__(f"checkpoint {step} is damaged: {what}")
+
+
+def _read(step: int, fault: str, read: Callable[[], Any]) -> Any:
+    """Return what Orbax reads of a checkpoint. Raises `DamagedError` for all that it raises."""
+    with _quiet():
+        try:
+            return read()
+        except Exception as error:
+            reason = type(error).__name__
+        # Reads beside the one that failed go on, and each says at its end that none waits.
+        time.sleep(0.1)
+        gc.collect()
+    raise DamagedError(step, f"{fault} ({reason})")
 
 
 @contextlib.contextmanager

@@ -7,7 +7,9 @@ import gc
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import traceback
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, TypeVar
 
@@ -15,15 +17,24 @@ import jax
 import tyro
 
 from mlp_research import compile_cache, contracts
-from mlp_research.config import PRESETS, Config, ConfigFileError, Execution, read_config
+from mlp_research.config import (
+    FAMILIES,
+    PRESETS,
+    Config,
+    ConfigFileError,
+    Execution,
+    read_config,
+)
 from mlp_research.contracts import ContractError
 from mlp_research.environment import trained_on
 from mlp_research.frozen import ConfigError, Failure
-from mlp_research.models import MODELS, ModelConfig
-from mlp_research.optimizers import OPTIMIZERS, SCHEDULES
+from mlp_research.models import ModelConfig
 from mlp_research.stopping import Stopped
 
 Unprefixed = tyro.conf.arg(name="")
+PartFiles = Annotated[
+    tuple[Path, ...], tyro.conf.arg(name="with", metavar="FILE"), tyro.conf.UseAppendAction
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,45 +49,40 @@ class RunFlags:
     """Go on with the run in --run-dir; its config is the default of every flag."""
     compile_cache: bool = True
     """Keep compiled programs in the user's cache, so that the next start is quicker."""
+    part_files: PartFiles = ()
+    """Python file that defines parts of your own; repeat it for several files."""
 
 
 Flags = TypeVar("Flags", bound=RunFlags)
 
 
 def parse(flags: type[Flags], argv: Sequence[str], description: str) -> tuple[str, Flags]:
-    """(name of the preset, flags) of a command line `[PRESET] [--model NAME] [--flag VALUE ...]`.
+    """Return (name of the preset, flags) of a command line `[PRESET] [--with FILE] [--flag ...]`.
 
-    The preset and the kinds of model, optimizer and schedule fix the config's type and defaults;
-    the rest is one parse. A usage error prints what is wrong and exits with code 2.
+    The files of parts, the preset and the kind of each part fix the config's type and defaults; the
+    rest is one parse. A usage error prints what is wrong and exits with code 2.
     """
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    early.add_argument("--model", "--model.kind")
-    early.add_argument("--optimizer", "--optimizer.kind", choices=OPTIMIZERS)
-    early.add_argument("--schedule", "--schedule.kind", choices=SCHEDULES)
-    kinds, rest = early.parse_known_args(argv)
+    early.add_argument("--with", action="append", default=[], type=Path, dest="part_files")
+    for family in FAMILIES:
+        early.add_argument(f"--{family}", f"--{family}.kind", dest=family)
+    known, rest = early.parse_known_args(argv)
+    bring(known.part_files)
+    if known.model and ":" in known.model:
+        known.model = kind_in_file(known.model)
     preset = rest.pop(0) if rest and not rest[0].startswith("-") else None
     if preset is not None and preset not in PRESETS:
         early.error(f"preset {preset!r} is unknown: choose one of {', '.join(PRESETS)}")
-    model = model_class(kinds.model) if kinds.model else None
-    kept = _kept(rest, model)
+    kept = _kept(rest)
     if kept is not None and preset is not None:
         early.error(f"--resume takes the config of the run folder: leave out the preset {preset}")
     default, execution = kept or (PRESETS[preset or "default"], Execution())
-    chosen = {
-        "model": model,
-        "optimizer": OPTIMIZERS.get(kinds.optimizer),
-        "schedule": SCHEDULES.get(kinds.schedule),
-    }
-    config = default.model_copy(
-        update={
-            field: kind()
-            for field, kind in chosen.items()
-            if kind is not None and not isinstance(getattr(default, field), kind)
-        }
-    )
+    kinds = {name: getattr(known, name) for name in FAMILIES if getattr(known, name) is not None}
+    config = default.with_kinds(kinds)
+    default_flags = flags(config=config, execution=execution, part_files=tuple(known.part_files))
     parsed = tyro.cli(
         flags,
-        default=flags(config=config, execution=execution),
+        default=default_flags,
         args=rest,
         description=f"{description}\n\n{_choices()}",
         config=(tyro.conf.AvoidSubcommands,),
@@ -88,7 +94,7 @@ def parse(flags: type[Flags], argv: Sequence[str], description: str) -> tuple[st
     return preset or "default", parsed
 
 
-def _kept(rest: list[str], model: type[ModelConfig] | None) -> tuple[Config, Execution] | None:
+def _kept(rest: list[str]) -> tuple[Config, Execution] | None:
     """The config of the run folder that is resumed, if one is, and where its data lay."""
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     early.add_argument("--resume", action="store_true")
@@ -97,45 +103,54 @@ def _kept(rest: list[str], model: type[ModelConfig] | None) -> tuple[Config, Exe
     if not known.resume or known.run_dir is None:
         return None
     try:
-        config = read_config(known.run_dir, model)
+        config = read_config(known.run_dir)
         return config, Execution(data_dir=trained_on(known.run_dir))
     except ConfigFileError as error:
         _exit(1, str(error))
 
 
-def model_class(name: str) -> type[ModelConfig]:
-    """A model's config from the table, or from a file of the user's own: `path.py:ConfigName`.
+def bring(files: Iterable[Path]) -> None:
+    """Run files of parts under contracts, so that their kinds are known.
+
+    Raises `ConfigError` for a file that cannot be run.
+    """
+    for file in files:
+        _import(file, f"--with {file}")
+
+
+def kind_in_file(name: str) -> str:
+    """Return the kind of the model's config that `path.py:ConfigName` names, its file being run.
 
     Raises `ConfigError` where there is none of this name.
     """
-    if name in MODELS:
-        return MODELS[name]
     path, colon, class_name = name.rpartition(":")
     if not colon:
-        known = ", ".join(MODELS)
-        raise ConfigError(
-            f"model {name!r} is unknown: choose one of {known}, or path.py:ConfigName"
-        )
-    if not Path(path).is_file():
-        raise ConfigError(f"--model {name}: there is no file {path}")
-    try:
-        module = contracts.import_under_contracts(Path(path), Path(path).stem)
-    except Exception as error:
-        raise ConfigError(f"--model {name}: {type(error).__name__}: {error}") from None
-    found = vars(module).get(class_name)
+        raise ConfigError(f"--model {name}: give path.py:ConfigName, a file and a config in it")
+    found = vars(_import(Path(path), f"--model {name}")).get(class_name)
     if not (isinstance(found, type) and issubclass(found, ModelConfig)):
         raise ConfigError(f"--model {name}: {path} has no ModelConfig named {class_name}")
-    return found
+    return str(found.model_fields["kind"].default)
+
+
+def _import(file: Path, flag: str) -> types.ModuleType:
+    if not file.is_file():
+        raise ConfigError(f"{flag}: there is no file {file}")
+    try:
+        return contracts.import_under_contracts(file, file.stem)
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if frame.filename == str(file.resolve())]
+        if isinstance(error, SyntaxError):
+            lines.append(error.lineno)
+        where = f"line {lines[-1]}: " if lines else ""
+        raise ConfigError(f"{flag}: {where}{type(error).__name__}: {error}") from None
 
 
 def _choices() -> str:
-    def names(table: Mapping[str, Any]) -> str:
-        return ", ".join(table)
-
+    kinds = "; ".join(f"--{name}: {', '.join(family.kinds)}" for name, family in FAMILIES.items())
     return (
-        f"presets: {names(PRESETS)}; --model: {names(MODELS)} or path.py:ConfigName; "
-        f"--optimizer: {names(OPTIMIZERS)}; --schedule: {names(SCHEDULES)}. "
-        "Each kind has its own flags."
+        f"presets: {', '.join(PRESETS)}; {kinds}. Each kind has its own flags. --with FILE brings "
+        "kinds of your own; --model path.py:ConfigName does so for one model."
     )
 
 
@@ -189,12 +204,18 @@ def _no_interrupt_ignored() -> Iterator[None]:
 
 
 def _resume_command(run_dir: Path) -> str:
-    """A run folder stores no code: the file of a model from outside is named again."""
+    """Return the command that goes on with a run. It names the files of parts again.
+
+    A run folder runs no code by itself.
+    """
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     early.add_argument("--model", "--model.kind", default="")
-    model = early.parse_known_args(sys.argv[1:])[0].model
+    early.add_argument("--with", action="append", default=[], dest="part_files")
+    known = early.parse_known_args(sys.argv[1:])[0]
     words = ["python", sys.argv[0], "--resume", "--run-dir", str(run_dir)]
-    return shlex.join([*words, *(["--model", model] if ":" in model else [])])
+    for file in known.part_files:
+        words += ["--with", file]
+    return shlex.join([*words, *(["--model", known.model] if ":" in known.model else [])])
 
 
 def _exit(code: int, message: str) -> NoReturn:

@@ -4,29 +4,30 @@
 laws changes no number but rounding.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from pydantic import BeforeValidator, Field, NonNegativeInt, PositiveInt, SerializeAsAny
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from mlp_research.datasets import DEFAULT_DIRECTORY, DataConfig, Splits
 from mlp_research.frozen import ConfigError, Failure, Frozen, json_value
-from mlp_research.models import MODELS, MixerConfig, MLPConfig, ModelConfig, ResidualConfig
-from mlp_research.optimizers import (
-    OPTIMIZERS,
-    SCHEDULES,
-    AdamConfig,
-    AdamWConfig,
+from mlp_research.models import MixerConfig, MLPConfig, ModelConfig, ResidualConfig
+from mlp_research.objectives import CrossEntropy, Objective
+from mlp_research.optimizers import AdamConfig, AdamWConfig, OptimizerConfig
+from mlp_research.parts import Part, is_family
+from mlp_research.prng import SEEDS
+from mlp_research.schedules import (
     ConstantConfig,
     LinearConfig,
     OneCycleConfig,
-    OptimizerConfig,
     ScheduleConfig,
     WarmupCosineConfig,
 )
-from mlp_research.prng import SEEDS
+
+FORMAT = 2
+"""Number of the format of config.json; it changes when an older version could misread one."""
 
 
 class TrainConfig(Frozen, frozen=True):
@@ -36,8 +37,6 @@ class TrainConfig(Frozen, frozen=True):
     """Passes over the training rows."""
     batch_size: PositiveInt = 128
     """Examples of one step, over all devices; the last partial batch of an epoch is left out."""
-    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of the target spread over all classes (Szegedy et al. 2016)."""
 
 
 class EvaluationConfig(Frozen, frozen=True):
@@ -65,21 +64,6 @@ class StreamsConfig(Frozen, frozen=True):
     """Seed of the dropout masks; by default the run's."""
 
 
-def _of_kind(table: Mapping[str, type[Frozen]]) -> BeforeValidator:
-    """Lets a mapping, as read from JSON, choose its class by its `kind`."""
-
-    def choose(value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        kind = str(value.get("kind"))
-        if kind not in table:
-            outside = ", or --model path.py:ConfigName" if table is MODELS else ""
-            raise ConfigError(f"kind is {kind!r}: it must be one of {', '.join(table)}{outside}")
-        return table[kind](**value)
-
-    return BeforeValidator(choose)
-
-
 class Config(Frozen, frozen=True):
     """What decides the numbers of a run."""
 
@@ -87,52 +71,94 @@ class Config(Frozen, frozen=True):
     """The experiment's only source of chance: initial weights, data order, dropout."""
     streams: StreamsConfig = StreamsConfig()
     data: DataConfig = DataConfig()
-    model: Annotated[SerializeAsAny[ModelConfig], _of_kind(MODELS)] = MLPConfig()
-    optimizer: Annotated[SerializeAsAny[OptimizerConfig], _of_kind(OPTIMIZERS)] = AdamConfig()
-    schedule: Annotated[SerializeAsAny[ScheduleConfig], _of_kind(SCHEDULES)] = ConstantConfig()
+    model: ModelConfig = MLPConfig()
+    objective: Objective = CrossEntropy()
+    optimizer: OptimizerConfig = AdamConfig()
+    schedule: ScheduleConfig = ConstantConfig()
     train: TrainConfig = TrainConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
 
+    @property
+    def parts(self) -> dict[str, Part]:
+        """The part of each family, by the family's name."""
+        return {name: getattr(self, name) for name in FAMILIES}
+
+    def with_kinds(self, kinds: Mapping[str, str]) -> "Config":
+        """Return the config with these kinds of parts, by family, each with its defaults.
+
+        A part that is of its kind already stays as it is. Raises `ConfigError` for an unknown kind.
+        """
+        chosen: dict[str, Part] = {}
+        for name, kind in kinds.items():
+            try:
+                found = FAMILIES[name].kind_named(kind)
+            except ConfigError as error:
+                raise ConfigError(f"{name}.{error}") from None
+            chosen[name] = self.parts[name] if type(self.parts[name]) is found else found()
+        return self.model_copy(update=chosen)
+
     def stream_seed(self, stream: str) -> int:
-        """The seed of a stream: its own where it has one, else the run's."""
+        """Return the seed of a stream: its own where it has one, else the run's."""
         own = getattr(self.streams, stream)
         return self.seed if own is None else own
 
     def on(self, data: Splits | None) -> "Config":
-        """The config of a run on this data set, with its checksum; or on any, for None."""
+        """Return the config of a run on this data set, with its checksum; or on any, for None."""
         crc32 = None if data is None else data.crc32
         return self.model_copy(update={"data": self.data.model_copy(update={"crc32": crc32})})
 
     def to_json(self) -> Any:
-        """The config as a JSON value."""
-        return self.model_dump(mode="json")
+        """Return the config as a JSON value."""
+        return {"format": FORMAT} | self.model_dump(mode="json")
 
     @classmethod
-    def from_json(cls, text: str, model: type[ModelConfig] | None = None) -> "Config":
-        """The config that was written as JSON. `model` reads the model of a config from outside.
+    def from_json(cls, text: str, needed: Collection[str] | None = None) -> "Config":
+        """Return the config that was written as JSON.
 
-        Raises `ConfigError` for anything else.
+        With `needed`, a part of any other family may be of a kind that is not known here; such a
+        part tells its kind, and can do nothing. Raises `ConfigError` for anything else.
         """
         values = json_value(text)
         if not isinstance(values, dict):
             raise ConfigError("not a config: the outermost value must be an object")
-        described = values.get("model")
-        if model is not None and isinstance(described, dict):
-            values["model"] = model(**described)
+        return cls.from_values(values, needed)
+
+    @classmethod
+    def from_values(
+        cls, values: Mapping[str, Any], needed: Collection[str] | None = None
+    ) -> "Config":
+        """Return the config of a JSON object as `to_json` makes it; see `from_json`."""
+        fields = dict(values)
+        written = fields.pop("format", None)
+        if written != FORMAT:
+            raise ConfigError(
+                f"format is {written!r}, but this version of mlp_research reads format {FORMAT}: "
+                "use the version that wrote it (environment.json names its commit), or train anew"
+            )
+        for name in FAMILIES.keys() - (FAMILIES.keys() if needed is None else needed):
+            fields[name] = FAMILIES[name].known_or_absent(fields.get(name))
         try:
-            return cls(**values)
+            return cls(**fields)
         except RecursionError:
             raise ConfigError("not a config: it is nested too deep") from None
 
 
-def read_config(run_dir: Path, model: type[ModelConfig] | None = None) -> Config:
-    """The config of a run folder. `model` reads the model of a config from outside.
+FAMILIES: dict[str, type[Part]] = {
+    name: field.annotation
+    for name, field in Config.model_fields.items()
+    if isinstance(field.annotation, type) and is_family(field.annotation)
+}
+"""The families of parts, by the name of their field in a config."""
+
+
+def read_config(run_dir: Path, needed: Collection[str] | None = None) -> Config:
+    """Return the config of a run folder. `needed` is as for `Config.from_json`.
 
     Raises `ConfigFileError` where there is none, or none that can be read.
     """
     path = run_dir / "config.json"
     try:
-        return Config.from_json(path.read_text(encoding="utf-8"), model)
+        return Config.from_json(path.read_text(encoding="utf-8"), needed)
     except (FileNotFoundError, NotADirectoryError):
         raise ConfigFileError(f"{run_dir} holds no run: there is no {path}") from None
     except (OSError, UnicodeDecodeError, ConfigError) as error:

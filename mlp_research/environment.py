@@ -3,7 +3,6 @@
 import datetime
 import hashlib
 import importlib.metadata
-import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -14,15 +13,15 @@ import jax
 from mlp_research.config import ConfigFileError, Execution, unlike
 from mlp_research.datasets import DEFAULT_DIRECTORY
 from mlp_research.frozen import json_value
-from mlp_research.models import ModelConfig
+from mlp_research.parts import Part, files_of
 
 PACKAGES = ("jax", "jaxlib", "equinox", "optax", "orbax-checkpoint", "grain", "numpy", "jaxtyping")
-DECISIVE = ("versions", "devices", "processes", "mesh", "git", "model_code")
+DECISIVE = ("versions", "devices", "processes", "mesh", "git", "code")
 """What of a start can change the bits that it computes."""
 
 
 def environment(
-    execution: Execution, mesh_shape: dict[str, int], model: ModelConfig
+    execution: Execution, mesh_shape: dict[str, int], parts: list[Part]
 ) -> dict[str, Any]:
     """One start of a run, as environment.json tells it."""
     devices = jax.devices()
@@ -41,7 +40,7 @@ def environment(
         "execution": execution.model_dump(mode="json")
         | {"data_dir": str(execution.data_dir.resolve())},
         "git": _git_state(),
-        "model_code": code_from_outside(model),
+        "code": {file.name: sha256_of(file) for file in files_of(parts)},
     }
 
 
@@ -75,13 +74,9 @@ def trained_on(run_dir: Path) -> Path:
         ) from None
 
 
-def code_from_outside(model: ModelConfig) -> dict[str, str] | None:
-    """Name and SHA-256 of the file that defines a model's config; None for the package's own."""
-    source = inspect.getsourcefile(type(model))
-    if source is None or Path(source).is_relative_to(Path(__file__).parent):
-        return None
-    content = Path(source).read_bytes()
-    return {"file": Path(source).name, "sha256": hashlib.sha256(content).hexdigest()}
+def sha256_of(file: Path) -> str:
+    """Return the SHA-256 of a file's content, in hexadecimal."""
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def _git_state() -> dict[str, Any] | None:

@@ -22,16 +22,17 @@ def by_path(tree: PyTree) -> dict[str, Any]:
 
 def fingerprint(tree: PyTree) -> dict[str, list]:
     """Path -> [dtype, shape, CRC-32 of the bytes] of each array; shapes alone have no CRC-32."""
-    return {path: _described(leaf) for path, leaf in by_path(tree).items()}
+    return {path: described(leaf) for path, leaf in by_path(tree).items()}
 
 
-def _described(leaf: Any) -> list:
-    described = [str(leaf.dtype), list(leaf.shape)]
+def described(leaf: Any) -> list:
+    """Return [dtype, shape, CRC-32 of the bytes] of an array; a shape alone has no CRC-32."""
+    known = [str(leaf.dtype), list(leaf.shape)]
     if is_shape(leaf):
-        return described
+        return known
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jr.key_data(leaf)
-    return [*described, zlib.crc32(np.ascontiguousarray(processes.on_host(leaf)).tobytes())]
+    return [*known, zlib.crc32(np.ascontiguousarray(processes.on_host(leaf)).tobytes())]
 
 
 def differences(saved: dict[str, list], wanted: dict[str, list]) -> list[str]:

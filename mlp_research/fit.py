@@ -12,11 +12,12 @@ import numpy as np
 from mlp_research import anatomy, processes
 from mlp_research.checkpoint import Checkpoints
 from mlp_research.config import Config, Execution
-from mlp_research.experiment import Evaluation, Experiment
-from mlp_research.members import Members
+from mlp_research.experiment import Experiment
 from mlp_research.metrics_log import step_lines
 from mlp_research.models import Model
+from mlp_research.objectives import Evaluation
 from mlp_research.profiling import profiled
+from mlp_research.program import Program
 from mlp_research.report import Report
 from mlp_research.run import EpochClock, Run, mean_of
 from mlp_research.run_folder import RunFolder, default_run_dir, writing
@@ -51,11 +52,11 @@ def fit(
     path = run_dir or default_run_dir("run", config)
     report = report or Report(quiet=not processes.is_first())
     state, summaries = fit_program(experiment, path, resume, report, profile)
-    return Result(state.model, path, summaries[0])
+    return Result(experiment.evaluated(state), path, summaries[0])
 
 
 def fit_program(
-    program: Experiment | Members,
+    program: Program,
     path: Path,
     resume: bool,
     report: Report,
@@ -74,8 +75,8 @@ def fit_program(
         Checkpoints(folder.checkpoints) as checkpoints,
         processes.ending_together(agreed=Stopped),
     ):
-        model = program.configs[0].model
-        changed = folder.write_environment(program.execution, dict(program.mesh.shape), model)
+        parts = list(program.configs[0].parts.values())
+        changed = folder.write_environment(program.execution, dict(program.mesh.shape), parts)
         if changed:
             report.say(f"not as when the run began, nor need its bits be: {'; '.join(changed)}")
         run = Run(program, folder, checkpoints, report, stop)
@@ -96,7 +97,7 @@ def train(run: Run, state: TrainState, profile: tuple[int, int] | None) -> Train
         chunks = profiled(chunks, plan.spans(), profile, run.folder.path / "profile")
     clock = EpochClock(run, position)
     for chunk, (start, count) in zip(chunks, plan.spans(), strict=True):
-        state, metrics = program.train_steps(state, program.settings, chunk)
+        state, metrics = program.train_steps(state, program.recipe, chunk)
         record_steps(run, metrics, start, count)
         position = start + count
         run.report.progress(position, program.plan.total_steps, clock.images_per_second(position))
@@ -114,11 +115,11 @@ def train(run: Run, state: TrainState, profile: tuple[int, int] | None) -> Train
 def record_steps(run: Run, metrics: StepMetrics, start: int, steps: int) -> None:
     """One line for each member and step, up to the first that is not finite."""
     plan = run.program.plan
-    for index, mark, host in run.members(run.program.split(jax.device_get(metrics))):
+    for index, tag, host in run.members(run.program.unstack(jax.device_get(metrics))):
         finite = np.isfinite(host.loss[:steps]) & np.isfinite(host.gradient_norm[:steps])
         good = steps if finite.all() else int(np.argmin(finite))
         lines = step_lines(host, good, start, plan.steps_per_epoch, plan.batch_size)
-        run.folder.metrics.append([mark | line for line in lines])
+        run.folder.metrics.append([tag | line for line in lines])
         if good < steps:
             what = f"loss {host.loss[good]}, gradient norm {host.gradient_norm[good]}"
             run.leave_out(index, start + good + 1, what)
@@ -131,8 +132,9 @@ def end_epoch(run: Run, state: TrainState, position: int, clock: EpochClock) -> 
         "images_per_second": clock.images_per_second(position),
         "train_seconds": clock.seconds(),
     }
+    model = program.evaluated(state)
     evaluations = {
-        name: program.evaluate_each(state.model, split)
+        name: program.evaluate_each(model, split)
         for name, split in program.evaluated_splits().items()
     }
     speed["evaluate_seconds"] = clock.seconds() - speed["train_seconds"]
@@ -141,11 +143,11 @@ def end_epoch(run: Run, state: TrainState, position: int, clock: EpochClock) -> 
     where = {"step": position, "epoch": position // program.plan.steps_per_epoch}
     check_finite(run, evaluations, position)
     rows = []
-    for index, mark, _ in run.members(program.marks):
-        means = log.means(mark.get("member"))
+    for index, tag, _ in run.members(program.tags):
+        means = log.means(tag.get("member"))
         for name, each in evaluations.items():
-            log.append([mark | {"split": name} | where | dataclasses.asdict(each[index])])
-        log.append([mark | {"split": "epoch"} | where | means | speed])
+            log.append([tag | {"split": name} | where | each[index].numbers()])
+        log.append([tag | {"split": "epoch"} | where | means | speed])
         rows.append(means | {name: each[index].accuracy for name, each in evaluations.items()})
     saving = EpochClock(run, position)
     row = mean_of(rows)
@@ -167,9 +169,10 @@ def finish(run: Run, state: TrainState, compile_seconds: float) -> list[dict[str
     """The exact test result of the final state of each member, in result.json and printed."""
     program, data, log = run.program, run.program.data, run.folder.metrics
     run.checkpoints.wait()
-    results = {"test": program.evaluate_each(state.model, data.test)}
+    model = program.evaluated(state)
+    results = {"test": program.evaluate_each(model, data.test)}
     if len(data.validation):
-        results["validation"] = program.evaluate_each(state.model, data.validation)
+        results["validation"] = program.evaluate_each(model, data.validation)
     check_finite(run, results, int(state.step.max()))
     epochs = {line["epoch"]: line for line in log.epochs}.values()
     shared = {
@@ -180,14 +183,16 @@ def finish(run: Run, state: TrainState, compile_seconds: float) -> list[dict[str
         "images_per_second": float(np.median([line["images_per_second"] for line in epochs])),
     }
     summaries = [
-        mark
+        tag
         | {"seed": program.configs[index].seed}
-        | {name: dataclasses.asdict(each[index]) for name, each in results.items()}
+        | {name: each[index].numbers() for name, each in results.items()}
         | shared
-        for index, mark, _ in run.members(program.marks)
+        for index, tag, _ in run.members(program.tags)
     ]
-    run.folder.write_result(summaries if len(program.marks) > 1 else summaries[0])
-    accuracy = f"test accuracy {100 * results['test'][0].accuracy:.2f} %"
-    run.folder.draw_curves(program.configs[0].optimizer.clip_norm, accuracy)
+    run.folder.write_result(summaries if len(program.tags) > 1 else summaries[0])
+    first = next(index for index, _, _ in run.members(program.tags))
+    accuracy = f"test accuracy {100 * results['test'][first].accuracy:.2f} %"
+    clip_norm = program.configs[first].optimizer.clip_norm
+    run.folder.draw_curves(program.tags[first], clip_norm, accuracy)
     run.report.result(summaries, run.folder.path)
     return summaries

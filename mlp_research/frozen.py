@@ -1,9 +1,14 @@
 """The base of every config: immutable, validated, its faults said in sentences."""
 
 import json
-from typing import Any
+from typing import Annotated, Any
 
+import numpy as np
 import pydantic
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticKnownError
+
+SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 
 class Failure(Exception):
@@ -27,6 +32,24 @@ class Frozen(
             super().__init__(**values)
         except pydantic.ValidationError as error:
             raise ConfigError("\n".join(_sentence(fault) for fault in error.errors())) from None
+
+
+def _in_float32(value: float) -> float:
+    """Return a number that does not become zero or infinity in float32, in which a step computes.
+
+    Raises what pydantic says of a number that is too small or too large.
+    """
+    if 0 < value < SMALLEST:
+        raise PydanticKnownError("greater_than_equal", {"ge": SMALLEST})
+    if value > LARGEST:
+        raise PydanticKnownError("less_than_equal", {"le": LARGEST})
+    return value
+
+
+PositiveFloat = Annotated[float, Field(gt=0), AfterValidator(_in_float32)]
+NonNegativeFloat = Annotated[float, Field(ge=0), AfterValidator(_in_float32)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+"""A number from 0 to below 1, as a decay rate or a probability."""
 
 
 def json_value(text: str | bytes) -> Any:

@@ -3,17 +3,16 @@
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from mlp_research import anatomy
-from mlp_research.config import STREAMS, Config, Execution
+from mlp_research.config import FAMILIES, STREAMS, Config, Execution
 from mlp_research.experiment import Experiment
 from mlp_research.frozen import ConfigError
 from mlp_research.members import program_key
-from mlp_research.optimizers import OPTIMIZERS, SCHEDULES
 from mlp_research.shapes import is_shape
 
 
@@ -78,7 +77,8 @@ def plan(
 def grid(base: Config, seeds: int, vary: Sequence[str]) -> tuple[Setting, ...]:
     """One setting for each combination of values; the first values make the first setting."""
     varied = [_values(text) for text in vary]
-    settings = []
+    _check_varied([field for field, _ in varied])
+    settings: list[Setting] = []
     for choice in itertools.product(*(values for _, values in varied)):
         fields = {field: value for (field, _), value in zip(varied, choice, strict=True)}
         name = ", ".join(f"{field} {_said(value)}" for field, value in fields.items())
@@ -86,10 +86,22 @@ def grid(base: Config, seeds: int, vary: Sequence[str]) -> tuple[Setting, ...]:
             with_fields(base, fields | {"seed": base.seed + index}) for index in range(seeds)
         ]
         settings.append(Setting(name or "default", tuple(configs)))
-    names = [setting.name for setting in settings]
-    if len(set(names)) != len(names):
-        raise ConfigError(f"--vary names a value twice: {', '.join(names)}")
+    for one, other in itertools.combinations(settings, 2):
+        if one.configs == other.configs:
+            raise ConfigError(f"--vary names one setting twice: {one.name} and {other.name}")
     return tuple(settings)
+
+
+def _check_varied(fields: Sequence[str]) -> None:
+    """Raise `ConfigError` for a field that is varied twice, or that the seeds are."""
+    twice = sorted({field for field in fields if fields.count(field) > 1})
+    if twice:
+        raise ConfigError(f"--vary {twice[0]} is given twice: give all its values at once")
+    if "seed" in fields:
+        raise ConfigError(
+            "--vary seed: each setting is trained with the same seeds, so that they can be "
+            "compared: say how many by --seeds and the first by --seed"
+        )
 
 
 def stream_settings(base: Config, seeds: int, streams: Sequence[str]) -> tuple[Setting, ...]:
@@ -108,22 +120,24 @@ def stream_settings(base: Config, seeds: int, streams: Sequence[str]) -> tuple[S
     return (*alone, Setting("all together", together))
 
 
-def with_fields(base: Config, fields: dict[str, Any]) -> Config:
-    """The config with other values at dotted paths; a kind (`optimizer`) brings its defaults."""
-    document = base.to_json()
-    kinds = {"optimizer": OPTIMIZERS, "schedule": SCHEDULES}
-    for field, value in sorted(fields.items(), key=lambda item: item[0].count(".")):
+def with_fields(base: Config, fields: Mapping[str, Any]) -> Config:
+    """Return the config with other values at dotted paths.
+
+    The name of a family stands for its kind: another kind brings its defaults. Raises `ConfigError`
+    for a path or value that the config does not take.
+    """
+    names = {field: field.removesuffix(".kind") for field in fields}
+    kinds = {names[field]: fields[field] for field in fields if names[field] in FAMILIES}
+    values = base.with_kinds(kinds).to_json()
+    for field in [field for field in fields if names[field] not in FAMILIES]:
         *path, last = field.split(".")
-        holder = document
+        holder = values
         for name in path:
             holder = holder.get(name) if isinstance(holder, dict) else None
         if not isinstance(holder, dict) or last not in holder:
             raise ConfigError(f"--vary {field}: the config has no such field")
-        if field in kinds and value in kinds[field]:
-            value = kinds[field][value]().model_dump(mode="json")
-        holder[last] = value
-    document["model"] = type(base.model)(**document["model"])
-    return Config(**document)
+        holder[last] = fields[field]
+    return Config.from_values(values)
 
 
 def _values(text: str) -> tuple[str, list[Any]]:
@@ -146,7 +160,7 @@ def _programs(
     settings: Sequence[Setting], members_per_program: int | None
 ) -> Iterator[tuple[Member, ...]]:
     """Members that one compiled program serves, in pieces of at most `members_per_program`."""
-    groups: dict[str, list[Member]] = {}
+    groups: dict[Hashable, list[Member]] = {}
     for index, setting in enumerate(settings):
         for seed, config in enumerate(setting.configs):
             groups.setdefault(program_key(config), []).append(Member(index, seed))

@@ -13,8 +13,8 @@ from mlp_research.frozen import Failure, json_value
 from mlp_research.step import StepMetrics
 
 Line = dict[str, Any]
-MEANS = ("loss", "accuracy", "gradient_norm", "clipped")
-"""What of the step lines is averaged over an epoch."""
+NOT_AVERAGED = frozenset({"split", "step", "epoch", "member", "learning_rate"})
+"""What of the step lines is not averaged over an epoch."""
 
 
 class MetricsLogError(Failure):
@@ -50,7 +50,8 @@ class MetricsLog:
     def means(self, member: int | None = None) -> dict[str, float]:
         """Means over the steps of the present epoch, which a resume has read back exactly."""
         lines = self._steps[member]
-        return {name: math.fsum(line[name] for line in lines) / len(lines) for name in MEANS}
+        names = [name for name in lines[0] if name not in NOT_AVERAGED]
+        return {name: math.fsum(line[name] for line in lines) / len(lines) for name in names}
 
     def position(self) -> dict[str, int]:
         """Length and CRC-32 of the file, made durable: what a checkpoint notes."""
@@ -104,7 +105,7 @@ def step_lines(
         "gradient_norm": metrics.gradient_norm.tolist(),
         "clipped": metrics.clipped.tolist(),
         "learning_rate": metrics.learning_rate.tolist(),
-    }
+    } | {name: (np.asarray(sums) / batch_size).tolist() for name, sums in metrics.measured.items()}
     return [
         {
             "split": "train",

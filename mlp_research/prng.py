@@ -23,13 +23,17 @@ def stream_key(seed: int, name: str) -> RandomKey:
     return jr.fold_in(jr.key(seed), _number(name))
 
 
-def example_keys(key: RandomKey, step: Integer[HostOrDevice, ""], batch_size: int) -> RandomKeys:
-    """One key for each example of a step, by its index in the global batch.
+def step_key(key: RandomKey, step: Integer[HostOrDevice, ""]) -> RandomKey:
+    """Return the key of one step, from a run's. The length of a chunk does not enter."""
+    return jr.fold_in(key, step)
 
-    Neither the number of devices nor the length of a chunk enters.
+
+def example_keys(key: RandomKey, examples: int) -> RandomKeys:
+    """Return one key for each example of a step, by its index in the global batch.
+
+    `key` is the step's. The number of devices does not enter.
     """
-    step_key = jr.fold_in(key, step)
-    return jax.vmap(jr.fold_in, in_axes=(None, 0))(step_key, jnp.arange(batch_size))
+    return jax.vmap(jr.fold_in, in_axes=(None, 0))(key, jnp.arange(examples))
 
 
 def order_generator(seed: int, epoch: int) -> np.random.Generator:

@@ -12,9 +12,8 @@ import numpy as np
 from mlp_research import processes
 from mlp_research.checkpoint import CheckpointError, Checkpoints
 from mlp_research.config import differences
-from mlp_research.experiment import Experiment
 from mlp_research.frozen import Failure
-from mlp_research.members import Members
+from mlp_research.program import Program
 from mlp_research.report import Report
 from mlp_research.run_folder import RunFolder
 from mlp_research.step import TrainState
@@ -29,7 +28,7 @@ class NonFiniteError(Failure, ArithmeticError):
 class Run:
     """The parts of a run; `left_out` maps members that ceased to be finite to the step of it."""
 
-    program: Experiment | Members
+    program: Program
     folder: RunFolder
     checkpoints: Checkpoints
     report: Report
@@ -37,21 +36,22 @@ class Run:
     left_out: dict[int, int] = dataclasses.field(default_factory=dict)
 
     def members(self, values: Sequence[Any]) -> Iterator[tuple[int, dict[str, int], Any]]:
-        """(index, mark in metrics.jsonl, value) of each member that is not left out."""
-        for index, (mark, value) in enumerate(zip(self.program.marks, values, strict=True)):
+        """(index, tag in metrics.jsonl, value) of each member that is not left out."""
+        for index, (tag, value) in enumerate(zip(self.program.tags, values, strict=True)):
             if index not in self.left_out:
-                yield index, mark, value
+                yield index, tag, value
 
     def restored_or_new(self) -> TrainState:
         """The state of the newest sound checkpoint, or the seed's where there is none."""
         if self.folder.left_behind:
             self.report.say(f"taken over from {self.folder.left_behind}, which is gone")
         program = self.program
-        restored = self.checkpoints.restore_newest(program.template())
+        restored = self.checkpoints.restore_newest(program.saved_template())
         if restored is None:
             self.folder.metrics.rewind(None)
             return program.init()
-        state, notes, damage = restored
+        saved, notes, damage = restored
+        state = saved.state
         for line in damage:
             self.report.say(f"{line}; the run goes on from step {int(state.step.max())}")
         if notes["config"] != program.document:
@@ -67,7 +67,7 @@ class Run:
         Raises `NonFiniteError` rather than to save parameters that cannot be trained on.
         """
         parameters = eqx.filter(state.model, eqx.is_inexact_array)
-        members = self.program.split(jax.tree.map(processes.on_host, parameters))
+        members = self.program.unstack(jax.tree.map(processes.on_host, parameters))
         for index, _, arrays in self.members(members):
             if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(arrays)):
                 self.leave_out(index, position, "the update makes parameters that are not finite")
@@ -76,7 +76,8 @@ class Run:
             "config": self.program.document,
             "left_out": {str(index): step for index, step in self.left_out.items()},
         }
-        self.checkpoints.save(position, state, notes, validation_accuracy)
+        saved = self.program.saved(state)
+        self.checkpoints.save(position, saved, notes, validation_accuracy)
 
     def leave_out(self, index: int, step: int, what: str) -> None:
         """Name a member that ceased to be finite. Raises `NonFiniteError` where none is left."""
@@ -87,7 +88,7 @@ class Run:
             f"({config.optimizer.learning_rate:g}) or set optimizer.clip_norm "
             f"({config.optimizer.clip_norm})"
         )
-        if len(self.left_out) == len(self.program.marks):
+        if len(self.left_out) == len(self.program.tags):
             self.checkpoints.wait()
             saved = self.checkpoints.steps
             kept = f"the last good checkpoint is step {saved[-1]}" if saved else "none was saved"
@@ -99,7 +100,7 @@ class EpochClock:
     """Seconds of one epoch, and where it was entered: after a resume perhaps in its middle."""
 
     def __init__(self, run: Run, position: int, checkpoint_seconds: float = 0.0):
-        self._images_per_step = len(run.program.marks) * run.program.plan.batch_size
+        self._images_per_step = len(run.program.tags) * run.program.plan.batch_size
         self._position = position
         self._started = time.perf_counter()
         self.checkpoint_seconds = checkpoint_seconds

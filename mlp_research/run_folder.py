@@ -18,7 +18,7 @@ from mlp_research.config import Config, Execution, differences
 from mlp_research.environment import changes, environment
 from mlp_research.frozen import Failure, json_value
 from mlp_research.metrics_log import MetricsLog
-from mlp_research.models import ModelConfig
+from mlp_research.parts import Part, files_of
 
 
 class RunFolderError(Failure):
@@ -200,11 +200,12 @@ class RunFolder:
         return self.path / "checkpoints"
 
     def write_environment(
-        self, execution: Execution, mesh_shape: dict[str, int], model: ModelConfig
+        self, execution: Execution, mesh_shape: dict[str, int], parts: list[Part]
     ) -> list[str]:
         """Add this start to environment.json, a list with one entry for each start of the run.
 
-        Returns in what it differs from the first, of what can change the bits.
+        The files that define parts from outside the package are copied into code/, to be read: no
+        program runs them. Return the differences from the first start that can change bits.
         """
         if not self._writes:
             return []
@@ -212,7 +213,10 @@ class RunFolder:
         starts = read_json(path) if path.exists() else []
         if not (isinstance(starts, list) and all(isinstance(start, dict) for start in starts)):
             raise RunFolderError(f"{path} is not what the run wrote: put it back, or remove it")
-        starts.append(environment(execution, mesh_shape, model))
+        starts.append(environment(execution, mesh_shape, parts))
+        for file in files_of(parts):
+            (self.path / "code").mkdir(exist_ok=True)
+            write_atomically(self.path / "code" / file.name, file.read_bytes())
         write_atomically(path, json.dumps(starts, indent=2) + "\n")
         return changes(starts[0], starts[-1])
 
@@ -242,21 +246,16 @@ class RunFolder:
             self._writer.write_event(event)
         self._writer.flush()
 
-    def draw_curves(self, clip_norm: float | None, title: str) -> None:
-        """Draw curves.png from metrics.jsonl; of many members, the first that went to the end."""
+    def draw_curves(self, tag: Mapping[str, int], clip_norm: float | None, title: str) -> None:
+        """Draw curves.png from the lines of metrics.jsonl with this tag: those of one run."""
         if not self._writes:
             return
-        lines = self.metrics.read()
-        member = lines[-1].get("member")
-        finished = [line for line in lines if line["step"] == lines[-1]["step"]]
-        if member is not None:
-            member = min(line["member"] for line in finished)
-        mine = [line for line in lines if line.get("member") == member]
+        lines = [line for line in self.metrics.read() if tag.items() <= line.items()]
         figures.curves(
             self.path / "curves.png",
-            [line for line in mine if line["split"] == "train"],
-            [line for line in mine if line["split"] == "epoch"],
-            [line for line in mine if "total" in line],
+            [line for line in lines if line["split"] == "train"],
+            [line for line in lines if line["split"] == "epoch"],
+            [line for line in lines if "total" in line],
             clip_norm,
             title=f"{self.path.resolve().name}: {title}",
         )

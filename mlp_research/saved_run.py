@@ -16,10 +16,13 @@ from mlp_research.config import Config, Execution, differences, read_config
 from mlp_research.environment import trained_on
 from mlp_research.experiment import Experiment
 from mlp_research.frozen import ConfigError
+from mlp_research.models import Model
 from mlp_research.run_folder import RunFolderError, check_links, read_json
 from mlp_research.shapes import Split
 from mlp_research.step import TrainState
 
+EVALUATED = ("model", "objective")
+"""The families that an evaluation needs."""
 SplitName = Literal["test", "validation", "train"]
 
 
@@ -32,7 +35,9 @@ class SavedRunFlags:
     checkpoint: Literal["last", "best"] = "last"
     """The newest state that was saved, or the best by validation accuracy."""
     model: Annotated[str | None, tyro.conf.arg(metavar="FILE:NAME")] = None
-    """path.py:ConfigName of a model from outside: a run folder stores no code."""
+    """path.py:ConfigName of a model from outside: a run folder runs no code by itself."""
+    part_files: command_line.PartFiles = ()
+    """Python file that defines parts of the run; repeat it for several files."""
     data_dir: Annotated[Path | None, tyro.conf.arg(name="data.dir", metavar="PATH")] = None
     """Folder with four IDX files; by default the one that the run was trained on."""
     mesh_data: Annotated[int | None, tyro.conf.arg(name="mesh.data", metavar="INT")] = None
@@ -42,18 +47,25 @@ class SavedRunFlags:
 
 
 def open_run(
-    flags: SavedRunFlags, evaluation_batch_size: int = 1000, *, other_data: bool = False
+    flags: SavedRunFlags,
+    evaluation_batch_size: int = 1000,
+    *,
+    other_data: bool = False,
+    only_evaluated: bool = False,
 ) -> Experiment:
-    """The experiment of a run folder, as it is. Switches the compile cache on, if it is wanted.
+    """Return the experiment of a run folder. Switches the compile cache on, if it is wanted.
 
-    `other_data` lets `flags.data_dir` hold other data than the run's: its model is only evaluated.
+    With `only_evaluated`, the files of parts that evaluation does not need can be missing.
+    `other_data` lets `flags.data_dir` hold other data than the run's.
     """
     if flags.compile_cache:
         compile_cache.enable()
-    model = None if flags.model is None else command_line.model_class(flags.model)
+    command_line.bring(flags.part_files)
+    if flags.model is not None:
+        command_line.kind_in_file(flags.model)
     _refuse_many_runs(flags.run_dir)
     check_links(flags.run_dir)
-    config = read_config(flags.run_dir, model)
+    config = read_config(flags.run_dir, EVALUATED if only_evaluated else None)
     execution = Execution(
         data_dir=flags.data_dir or trained_on(flags.run_dir),
         evaluation_batch_size=evaluation_batch_size,
@@ -61,8 +73,9 @@ def open_run(
         resident=False,  # the training rows are seldom needed on the device
     )
     if not (other_data and flags.data_dir):
-        return Experiment.of(config, execution)
-    return dataclasses.replace(Experiment.of(config.on(None), execution), config=config)
+        return Experiment.of(config, execution, only_evaluated=only_evaluated)
+    experiment = Experiment.of(config.on(None), execution, only_evaluated=only_evaluated)
+    return dataclasses.replace(experiment, configs=(config,))
 
 
 def _refuse_many_runs(run_dir: Path) -> None:
@@ -90,18 +103,30 @@ def chosen_split(experiment: Experiment, name: SplitName) -> Split:
     return split
 
 
-def restore(experiment: Experiment, flags: SavedRunFlags) -> TrainState:
-    """The chosen checkpoint's state. A damaged one is an error: no other is taken in its place."""
+class SavedModel(eqx.Module):
+    """A model of a run, as it is evaluated, and the steps that it was trained for."""
+
+    model: Model
+    step: int = eqx.field(static=True)
+
+
+def restore(experiment: Experiment, flags: SavedRunFlags) -> SavedModel:
+    """Return the chosen checkpoint's model. Raises `CheckpointError` where it is damaged.
+
+    No other checkpoint is taken in its place.
+    """
     directory = flags.run_dir / "checkpoints"
     if not directory.is_dir():
         raise CheckpointError(f"{flags.run_dir} holds no checkpoint yet")
     with Checkpoints(directory, reading=True) as checkpoints:
         step = _chosen_step(checkpoints, flags, experiment.config)
-        state, notes = checkpoints.restore(step, experiment.template())
+        apart = any(path.startswith(".evaluated") for path in checkpoints.paths(step))
+        below = ".evaluated" if apart else ".state.model"
+        model, notes = checkpoints.restore(step, experiment.model_template(), below=below)
     if notes["config"] != experiment.document:
         edited = "; ".join(differences(notes["config"], experiment.document))
         raise CheckpointError(f"config.json was edited after the run began: {edited}")
-    return state
+    return SavedModel(model, step)
 
 
 def _chosen_step(checkpoints: Checkpoints, flags: SavedRunFlags, config: Config) -> int:
@@ -119,8 +144,8 @@ def _chosen_step(checkpoints: Checkpoints, flags: SavedRunFlags, config: Config)
     return checkpoints.best_step
 
 
-def states_along(experiment: Experiment, steps: Sequence[int]) -> Iterator[TrainState]:
-    """The states after so many steps, in rising order, 0 being the initialisation.
+def models_along(experiment: Experiment, steps: Sequence[int]) -> Iterator[SavedModel]:
+    """Return the models after so many steps, in rising order, 0 being the initialisation.
 
     The run is trained again from its seed: on the same machine, with the same versions and number
     of devices, to the bits that it had, so that no run needs to keep more than its last states.
@@ -134,9 +159,9 @@ def states_along(experiment: Experiment, steps: Sequence[int]) -> Iterator[Train
             )
         state = _trained(experiment, state, position, step)
         position = step
-        # The state is donated to the next step; what is given away is a copy of it.
-        arrays, static = eqx.partition(state, eqx.is_array)
-        yield eqx.combine(jax.tree.map(jnp.copy, arrays), static)
+        # The state is donated to the next step; what is given away is a copy of its model.
+        arrays, static = eqx.partition(experiment.evaluated(state), eqx.is_array)
+        yield SavedModel(eqx.combine(jax.tree.map(jnp.copy, arrays), static), step)
 
 
 def _trained(experiment: Experiment, state: TrainState, position: int, end: int) -> TrainState:
@@ -146,6 +171,6 @@ def _trained(experiment: Experiment, state: TrainState, position: int, end: int)
         chunk = next(chunks)
         count = min(int(chunk.count), end - position)
         chunk = eqx.tree_at(lambda chunk: chunk.count, chunk, jnp.full_like(chunk.count, count))
-        state, _ = experiment.train_steps(state, experiment.settings, chunk)
+        state, _ = experiment.train_steps(state, experiment.recipe, chunk)
         position += count
     return state

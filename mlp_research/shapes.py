@@ -10,7 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Float32, Int32, Integer, Key, UInt8
+from jaxtyping import Array, Bool, Float, Float32, Int32, Integer, Key, PyTree, UInt8
 
 HostOrDevice = Array | np.ndarray
 
@@ -36,6 +36,31 @@ def is_shape(leaf: Any) -> bool:
 
 def is_array_or_shape(leaf: Any) -> bool:
     return eqx.is_array(leaf) or is_shape(leaf)
+
+
+def is_trained(leaf: Any) -> bool:
+    """Return whether a leaf is a parameter: a floating-point array, or one by its shape alone."""
+    return eqx.is_inexact_array(leaf) or (is_shape(leaf) and jnp.issubdtype(leaf, jnp.inexact))
+
+
+def named_leaves(tree: PyTree) -> list[tuple[str, Any]]:
+    """Return (path, leaf) of each leaf: `layers[0].weight`."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return [(jax.tree_util.keystr(path).lstrip("."), leaf) for path, leaf in leaves]
+
+
+def strongly_typed(tree: PyTree) -> PyTree:
+    """Return a tree of arrays without JAX's weak types, which would make a second trace."""
+    return jax.tree.map(
+        lambda leaf: jax.lax.convert_element_type(leaf, jnp.result_type(leaf)), tree
+    )
+
+
+def where_given(wanted: PyTree, tree: PyTree) -> PyTree:
+    """Return a tree with None in place of each leaf that is None in the other tree."""
+    return jax.tree.map(
+        lambda one, leaf: None if one is None else leaf, wanted, tree, is_leaf=lambda x: x is None
+    )
 
 
 class Split(eqx.Module):

@@ -63,8 +63,9 @@ def layouts(mesh: Mesh, tree: Tree) -> Tree:
             turn = turns[path[:-1]]
             specs = _dense_specs(mesh, node, turn)
             turns[path[:-1]] = turn + 1 if specs else 0
+        whole = PartitionSpec()
         return jax.tree.map(
-            lambda leaf: NamedSharding(mesh, specs[leaf.ndim] if specs else PartitionSpec()), node
+            lambda leaf: NamedSharding(mesh, specs.get(leaf.ndim, whole) if specs else whole), node
         )
 
     arrays = eqx.filter(tree, is_array_or_shape)
@@ -75,11 +76,15 @@ def undivided(mesh: Mesh, tree: PyTree) -> list[str]:
     """Path and size of each dense layer that is whole on every device of the axis `model`."""
     if mesh.shape["model"] == 1:
         return []
-    layers = jax.tree_util.tree_flatten_with_path(layouts(mesh, tree), is_leaf=_is_dense)[0]
+
+    def is_linear(node: Any) -> bool:
+        return isinstance(node, eqx.nn.Linear)
+
+    layers = jax.tree_util.tree_flatten_with_path(layouts(mesh, tree), is_leaf=is_linear)[0]
     return [
         f"{jax.tree_util.keystr(path).lstrip('.')} ({layer.in_features} -> {layer.out_features})"
         for path, layer in layers
-        if _is_dense(layer) and layer.weight.is_fully_replicated
+        if is_linear(layer) and layer.weight.is_fully_replicated
     ]
 
 
@@ -95,7 +100,13 @@ def _dense_specs(mesh: Mesh, layer: eqx.nn.Linear, turn: int) -> dict[int, Parti
 
 
 def _is_dense(node: Any) -> bool:
-    return isinstance(node, eqx.nn.Linear) and node.weight is not None
+    """Return whether a node is a dense layer, or what an optimizer keeps of one as a matrix.
+
+    An optimizer's state may hold another shape there, or, for a layer of another rule, nothing.
+    """
+    if not isinstance(node, eqx.nn.Linear):
+        return False
+    return is_array_or_shape(node.weight) and node.weight.ndim == 2
 
 
 def spread(mesh: Mesh, state: Tree) -> Tree:

@@ -75,7 +75,7 @@ def _train(members: Members, path: Path, report: Report, stop: StopRequest) -> N
         write_atomically(path / "result.json", "[]\n")
         predictions = np.zeros((len(members.configs), 0), np.int32)
     else:
-        predictions = members.predictions(state.model, members.data.test)
+        predictions = members.predictions(members.evaluated(state), members.data.test)
     packed = io.BytesIO()
     np.savez_compressed(packed, predictions=predictions)
     write_atomically(path / "predictions.npz", packed.getvalue())

@@ -22,13 +22,13 @@ from mlp_research.curvature_figures import Panel
 from mlp_research.experiment import Experiment
 from mlp_research.frozen import ConfigError
 from mlp_research.models import Model
-from mlp_research.optimizers import ConstantConfig, SGDConfig
+from mlp_research.optimizers import SGDConfig
 from mlp_research.prng import stream_key
 from mlp_research.report import Report, aligned
 from mlp_research.run_folder import RunFolderError, write_atomically
-from mlp_research.saved_run import SavedRunFlags, SplitName
+from mlp_research.saved_run import SavedModel, SavedRunFlags, SplitName
+from mlp_research.schedules import ConstantConfig
 from mlp_research.shapes import Batch, RandomKey
-from mlp_research.step import TrainState
 
 MATRICES: dict[Matrix, str] = {"hessian": "Hessian", "gauss-newton": "Gauss-Newton"}
 GRID_POINTS = 1600
@@ -74,12 +74,12 @@ def main(argv: Sequence[str]) -> None:
     key = stream_key(experiment.config.seed, "curvature")
     spectra, sharpness = [], []
     for state in states(experiment, flags, end):
-        model, step = on_one_device(state.model), int(state.step)
+        model, step = on_one_device(state.model), state.step
         largest = {name: largest_of(model, batch, name, flags, key) for name in MATRICES}
         sharpness.append({"step": step, "loss": float(mean_loss(model, batch))} | largest)
         said = ", ".join(f"{largest[name]:.4g} ({MATRICES[name]})" for name in MATRICES)
         report.facts({f"step {step:,}": f"loss {sharpness[-1]['loss']:.4f}, largest {said}"})
-        if step in (0, int(end.step)):
+        if step in (0, end.step):
             spectra.append({"step": step} | spectrum_of(model, batch, flags, key))
     for line in aligned(*spectra_table(spectra)):
         report.say(f"  {line}")
@@ -105,27 +105,27 @@ def chosen_rows(experiment: Experiment, flags: Flags) -> Batch:
     return Batch(jnp.asarray(rows.images), jnp.asarray(rows.labels))
 
 
-def facts(experiment: Experiment, flags: Flags, end: TrainState, batch: Batch) -> dict[str, str]:
+def facts(experiment: Experiment, flags: Flags, end: SavedModel, batch: Batch) -> dict[str, str]:
     """What the numbers are of."""
     return {
         "run": str(flags.run_dir),
-        "state": f"step {int(end.step):,} of {experiment.plan.total_steps:,}, "
+        "state": f"step {end.step:,} of {experiment.plan.total_steps:,}, "
         f"the {flags.checkpoint} that was saved",
         "loss": f"mean cross-entropy of the first {len(batch.labels):,} {flags.split} rows, "
         "randomness off, without weight decay and label smoothing",
     }
 
 
-def states(experiment: Experiment, flags: Flags, end: TrainState) -> Iterator[TrainState]:
+def states(experiment: Experiment, flags: Flags, end: SavedModel) -> Iterator[SavedModel]:
     """The initialisation, ends of epochs evenly spread, the first among them, and the saved state.
 
     All but the last are trained anew from the run's seed.
     """
-    last, length = int(end.step), experiment.plan.steps_per_epoch
+    last, length = end.step, experiment.plan.steps_per_epoch
     ends = [*range(length, last, length), last]
     picked = np.linspace(len(ends) - 1, 0, flags.points - 1).round().astype(int)
     steps = sorted({0, *(ends[index] for index in picked)} - {last})
-    return itertools.chain(saved_run.states_along(experiment, steps), [end])
+    return itertools.chain(saved_run.models_along(experiment, steps), [end])
 
 
 def on_one_device(model: Model) -> Model:

@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import equinox as eqx
-import jax
 import numpy as np
 import tyro
 from jaxtyping import Array
 
 from mlp_research import command_line, figures, predictions, sharding
-from mlp_research.experiment import Evaluation, Experiment
+from mlp_research.experiment import Experiment
 from mlp_research.frozen import json_value
 from mlp_research.models import Model
+from mlp_research.objectives import Evaluation, Objective, Sums
 from mlp_research.report import Report, aligned
 from mlp_research.run_folder import RunFolderError
 from mlp_research.saved_run import SavedRunFlags, SplitName, chosen_split, open_run, restore
 from mlp_research.shapes import MaskedBatch, Split
-from mlp_research.step import Sums, eval_step, scale_pixels
+from mlp_research.step import batch_logits, eval_step
 
 WORST = 25
 """How many of the most confident mistakes are shown."""
@@ -38,22 +38,22 @@ class Flags(SavedRunFlags):
 
 def main(argv: Sequence[str]) -> None:
     flags = tyro.cli(Flags, args=argv, description="Evaluate a saved run, example by example.")
-    experiment = open_run(flags, flags.batch_size, other_data=True)
+    experiment = open_run(flags, flags.batch_size, other_data=True, only_evaluated=True)
     split = chosen_split(experiment, flags.split)
-    state = restore(experiment, flags)
-    evaluation, logits = answers(experiment, state.model, split)
+    saved = restore(experiment, flags)
+    evaluation, logits = answers(experiment, saved.model, split)
     chances = predictions.probabilities(logits)
     counts = predictions.confusion_counts(split.labels, logits.argmax(axis=1), logits.shape[1])
-    report = Report()
-    about = facts(experiment, flags, int(state.step))
-    report.facts(about | numbers(evaluation, chances, split.labels))
+    report, unit = Report(), experiment.config.objective.unit
+    about = facts(experiment, flags, saved.step)
+    report.facts(about | numbers(evaluation, chances, split.labels, unit))
     for line in class_table(counts):
         report.say(f"  {line}")
-    report.facts({"pictures": draw(experiment, flags, int(state.step), counts, chances, split)})
+    report.facts({"pictures": draw(experiment, flags, saved.step, counts, chances, split)})
     if has_other_data(experiment):
         record = "nothing to compare: the run was not trained on these data"
     else:
-        record = agreement(flags, int(state.step), evaluation)
+        record = agreement(flags, saved.step, evaluation)
     report.facts({"record": record})
 
 
@@ -67,13 +67,14 @@ def answers(experiment: Experiment, model: Model, split: Split) -> tuple[Evaluat
     kept = []
 
     @eqx.filter_jit
-    def sums_and_logits(model: Model, batch: MaskedBatch) -> tuple[Sums, Array]:
-        evaluated = eqx.nn.inference_mode(model)
-        logits = jax.vmap(lambda image: evaluated(image))(scale_pixels(batch.images))
-        return sharding.replicate(experiment.mesh, (eval_step(model, batch), logits))
+    def sums_and_logits(
+        model: Model, objective: Objective, batch: MaskedBatch
+    ) -> tuple[Sums, Array]:
+        sums = eval_step(model, objective, batch)
+        return sharding.replicate(experiment.mesh, (sums, batch_logits(model, batch)))
 
-    def step(model: Model, batch: MaskedBatch) -> Sums:
-        sums, logits = sums_and_logits(model, batch)
+    def step(model: Model, objective: Objective, batch: MaskedBatch) -> Sums:
+        sums, logits = sums_and_logits(model, objective, batch)
         kept.append(np.asarray(logits))
         return sums
 
@@ -94,16 +95,19 @@ def facts(experiment: Experiment, flags: Flags, step: int) -> dict[str, str]:
     }
 
 
-def numbers(evaluation: Evaluation, chances: np.ndarray, labels: np.ndarray) -> dict[str, str]:
+def numbers(
+    evaluation: Evaluation, chances: np.ndarray, labels: np.ndarray, unit: str
+) -> dict[str, str]:
     right = chances.argmax(axis=1) == labels
     calibration = predictions.calibration_error(chances.max(axis=1), right)
+    further = {name: f"{mean:.6g}" for name, mean in evaluation.measured.items()}
     return {
         "accuracy": f"{100 * evaluation.accuracy:.2f} % "
         f"({evaluation.correct} of {evaluation.total})",
-        "loss": f"{evaluation.loss:.9g} nats",
+        "loss": f"{evaluation.loss:.9g} {unit}".rstrip(),
         "calibration error": f"{100 * calibration:.3f} % (expected, {predictions.BINS} bins)",
         "Brier score": f"{predictions.brier_score(chances, labels):.5f}",
-    }
+    } | further
 
 
 def class_table(counts: np.ndarray) -> list[str]:

@@ -38,13 +38,13 @@ class Flags(saved_run.SavedRunFlags):
 
 def main(argv: Sequence[str]) -> None:
     flags = tyro.cli(Flags, args=argv, description=__doc__)
-    experiment = saved_run.open_run(flags)
-    state = saved_run.restore(experiment, flags)
+    experiment = saved_run.open_run(flags, only_evaluated=True)
+    saved = saved_run.restore(experiment, flags)
     data = experiment.data
     pixels = data.test.images.shape[1]
-    exported = exporting.export(state.model, pixels, flags.platforms)
+    exported = exporting.export(saved.model, pixels, flags.platforms)
     content = exporting.serialize(exported)
-    checked = agreement(state.model, exporting.deserialize(content), data.test)
+    checked = agreement(saved.model, exporting.deserialize(content), data.test)
     output = flags.output or flags.run_dir / "export"
     texts = {
         "model.stablehlo.mlir": exported.mlir_module(),
@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> None:
     write(output, {exporting.MODEL_FILE: content} | {name: t.encode() for name, t in texts.items()})
     Report().facts(
         {
-            "model": f"step {int(state.step):,} of {flags.run_dir}, its {flags.checkpoint} state",
+            "model": f"step {saved.step:,} of {flags.run_dir}, its {flags.checkpoint} state",
             "takes": f"images uint8 [batch, {pixels}], any batch size",
             "gives": f"logits float32 [batch, {data.classes}], randomness off",
             "runs on": ", ".join(flags.platforms),

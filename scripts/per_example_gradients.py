@@ -28,9 +28,9 @@ from mlp_research.per_example import (
 )
 from mlp_research.report import Report, aligned
 from mlp_research.run_folder import RunFolderError
-from mlp_research.saved_run import SavedRunFlags, open_run, restore, states_along
+from mlp_research.saved_run import SavedModel, SavedRunFlags, models_along, open_run, restore
 from mlp_research.shapes import Batch, Split
-from mlp_research.step import TrainState, scale_pixels
+from mlp_research.step import scale_pixels
 
 SHEET, NORMS = "largest_gradients.png", "gradient_norms.png"
 WEAK = 0.3
@@ -117,7 +117,7 @@ def measured(experiment: Experiment, flags: Flags) -> list[Moment]:
         norms = factored_norms(model, batch, microbatch=flags.microbatch)
         return norms, optax.tree.norm(gradient)
 
-    def moment(name: str, state: TrainState) -> Moment:
+    def moment(name: str, state: SavedModel) -> Moment:
         model = sharding.place(state.model, SingleDeviceSharding(jax.devices()[0]))
         test = experiment.data.test
         norms, logits = map(np.asarray, norms_and_logits(model, batch_of(test)))
@@ -125,7 +125,7 @@ def measured(experiment: Experiment, flags: Flags) -> list[Moment]:
         training_norms = np.asarray(training_norms)
         return Moment(
             name=name,
-            step=int(state.step),
+            step=state.step,
             norms=norms,
             chances=predictions.probabilities(logits),
             losses=losses(logits, test.labels),
@@ -136,9 +136,9 @@ def measured(experiment: Experiment, flags: Flags) -> list[Moment]:
 
     plan, end = experiment.plan, restore(experiment, flags)
     names = ("initialisation", "after one epoch")
-    states = states_along(experiment, (0, plan.steps_per_epoch))
+    states = models_along(experiment, (0, plan.steps_per_epoch))
     moments = [moment(name, state) for name, state in zip(names, states, strict=True)]
-    name = "the end" if int(end.step) == plan.total_steps else f"the {flags.checkpoint} saved"
+    name = "the end" if end.step == plan.total_steps else f"the {flags.checkpoint} saved"
     return [*moments, moment(name, end)]
 
 

@@ -131,7 +131,7 @@ def section(measured: Sequence[Measured], orders: Sequence[Row], picture: str) -
 
 def pure_step(setting: Setting) -> tuple[Callable[[PyTree], PyTree], PyTree]:
     """(a new function of arrays alone that takes one training step, its arrays)."""
-    inputs = (setting.state, setting.experiment.settings, setting.batches[0])
+    inputs = (setting.state, setting.experiment.recipe, setting.batches[0])
     arrays, static = eqx.partition(inputs, eqx.is_array)
 
     def step(arrays: PyTree) -> PyTree:
@@ -178,7 +178,7 @@ def many_steps(setting: Setting, repeats: int) -> Times:
     def train(step: Callable) -> TrainState:
         state = setting.state
         for batch in setting.batches:
-            state, _ = step(state, setting.experiment.settings, batch)
+            state, _ = step(state, setting.experiment.recipe, batch)
         return state
 
     steps = {"jit": eqx.filter_jit(train_step), "no jit": train_step}
@@ -240,7 +240,7 @@ def chunked(setting: Setting, repeats: int) -> Measured:
         def train(compiled: Any = compiled, chunks: Any = chunks, states: Any = states) -> Any:
             for chunk in chunks:
                 whole = eqx.combine(states.pop(), setting.state)
-                states.append(compiled(whole, experiment.settings, chunk)[0])
+                states.append(compiled(whole, experiment.recipe, chunk)[0])
             return states[0].step
 
         candidates[f"{room} a call"] = train

@@ -24,6 +24,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 import equinox as eqx
 import jax
 
+from mlp_research.config import FAMILIES
 from mlp_research.fit import fit
 from mlp_research.report import Report
 from tests.made import small_config, small_execution, write_data
@@ -39,6 +40,14 @@ def memory_is_given_back() -> Iterator[None]:
     eqx.clear_caches()
     jax.clear_caches()
     gc.collect()
+
+
+@pytest.fixture
+def only_the_packages_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave only the package's kinds of parts, and afterwards those that were there before."""
+    for family in FAMILIES.values():
+        own = {kind: c for kind, c in family.kinds.items() if c.__module__.startswith("mlp_")}
+        monkeypatch.setattr(family, "kinds", own)
 
 
 @pytest.fixture(scope="session")

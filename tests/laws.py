@@ -164,7 +164,7 @@ def a_member_is_the_single_run(data_dir: Path) -> None:
     for index, config in enumerate(configs):
         run = Experiment.of(config, execution)
         state, single = train_through(run)
-        mine = program.split(eqx.filter(states, eqx.is_array))[index]
+        mine = program.unstack(eqx.filter(states, eqx.is_array))[index]
         assert_bitwise(mine, state)
         assert_bitwise(list(metrics[index].values()), list(single.values()))
         assert evaluations[index] == run.evaluate(state.model, run.data.test)
@@ -175,8 +175,8 @@ def train_members(program: Members) -> tuple[Any, list[dict[str, np.ndarray]]]:
     states, plan = program.init(), program.chunk_plan(0)
     collected: list[list[Any]] = [[] for _ in program.configs]
     for chunk, (_, count) in zip(program.chunks(0), plan.spans(), strict=True):
-        states, metrics = program.train_steps(states, program.settings, chunk)
-        for each, mine in zip(collected, program.split(jax.device_get(metrics)), strict=True):
+        states, metrics = program.train_steps(states, program.recipe, chunk)
+        for each, mine in zip(collected, program.unstack(jax.device_get(metrics)), strict=True):
             each.append(jax.tree.map(lambda values, n=count: values[:n], mine))
     return states, [joined(each) for each in collected]
 

@@ -14,6 +14,7 @@ from jaxtyping import Array
 from mlp_research.config import Config, DataConfig, Execution, TrainConfig
 from mlp_research.experiment import Experiment
 from mlp_research.models import MLPConfig, ModelConfig
+from mlp_research.parts import Part
 from mlp_research.step import StepMetrics, TrainState
 
 TRAIN_ROWS, VALIDATION_ROWS, TEST_ROWS, CLASSES = 200, 40, 70, 3
@@ -73,7 +74,7 @@ def train_through(
     position = int(state.step)
     plan, collected = experiment.chunk_plan(position), []
     for index, chunk in enumerate(experiment.chunks(position)):
-        state, metrics = experiment.train_steps(state, experiment.settings, chunk)
+        state, metrics = experiment.train_steps(state, experiment.recipe, chunk)
         count = plan.span(index)[1]
         collected.append(jax.tree.map(lambda values, n=count: np.asarray(values)[:n], metrics))
     return state, joined(collected)
@@ -82,7 +83,19 @@ def train_through(
 def joined(chunks: list[StepMetrics]) -> dict[str, np.ndarray]:
     """Each metric of all steps, from the metrics of chunk after chunk."""
     names = ("loss", "correct", "gradient_norm", "clipped", "learning_rate")
-    return {name: np.concatenate([getattr(metrics, name) for metrics in chunks]) for name in names}
+    each = [
+        {name: getattr(metrics, name) for name in names} | metrics.measured for metrics in chunks
+    ]
+    return {name: np.concatenate([values[name] for values in each]) for name in each[0]}
+
+
+def own_kinds(family: type[Part]) -> dict[str, Any]:
+    """The kinds of a family that the package defines; test modules may have added others."""
+    return {
+        kind: found
+        for kind, found in sorted(family.kinds.items())
+        if found.__module__.startswith("mlp_research.")
+    }
 
 
 def arrays_of(tree: Any) -> list[np.ndarray]:

@@ -10,14 +10,16 @@ import pytest
 
 from mlp_research import anatomy
 from mlp_research.experiment import Experiment
-from mlp_research.models import MODELS, MLPConfig
+from mlp_research.models import MLPConfig, ModelConfig
 from mlp_research.models.base import Dense
-from tests.made import initial_state, small_config, small_execution
+from tests.made import initial_state, own_kinds, small_config, small_execution
+
+KINDS = own_kinds(ModelConfig)
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_layers_count_every_parameter_once(kind: str):
-    model = MODELS[kind](**{"kind": kind}).build((28, 28), 10, key=jr.key(0))
+    model = KINDS[kind]().build((28, 28), 10, key=jr.key(0))
     leaves = jax.tree.leaves(eqx.filter(model, eqx.is_inexact_array))
     rows = anatomy.layers(model, 784, jr.key(1))
     assert sum(row.parameters for row in rows) == sum(leaf.size for leaf in leaves)

@@ -21,7 +21,8 @@ from mlp_research.config import Config
 from mlp_research.curvature import Curvature, CurvatureError, Matrix
 from mlp_research.frozen import ConfigError
 from mlp_research.models import MixerConfig, MLPConfig, Model, ResidualConfig
-from mlp_research.optimizers import LinearConfig, SGDConfig
+from mlp_research.optimizers import SGDConfig
+from mlp_research.schedules import LinearConfig
 from mlp_research.shapes import Batch
 from tests import processes
 from tests.test_pulse import call

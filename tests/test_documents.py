@@ -19,7 +19,9 @@ RESULTS = processes.ROOT / "docs" / "results.md"
 PATTERNS = processes.ROOT / "docs" / "skill-jax-patterns.md"
 OPTIMIZER = processes.ROOT / "docs" / "prompt-jax-optimizer.md"
 RELIABILITY = processes.ROOT / "docs" / "reliability.md"
-DOCUMENTS = (README, RESULTS, PATTERNS, OPTIMIZER)
+PARTS = processes.ROOT / "docs" / "parts.md"
+DEVICES = processes.ROOT / "docs" / "devices.md"
+DOCUMENTS = (README, RESULTS, PATTERNS, OPTIMIZER, PARTS, DEVICES)
 GUIDES = (PATTERNS, OPTIMIZER)
 """Their readers copy one block: each runs with the first one alone. Elsewhere blocks build up."""
 
@@ -103,12 +105,13 @@ PYTHON = [block for document in DOCUMENTS for block in python_blocks(document)]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a reader of the README works: its first block is the file my_models.py."""
-    (tmp_path / "my_models.py").write_text(python_blocks(README)[0].source, encoding="utf-8")
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, only_the_packages_kinds: None) -> Path:
+    """Where a reader works: my_lab.py holds the parts that README and parts.md begin with."""
+    first = [python_blocks(document)[0].source for document in (README, PARTS)]
+    (tmp_path / "my_lab.py").write_text("\n\n".join(first), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "my_models", raising=False)
+    monkeypatch.delitem(sys.modules, "my_lab", raising=False)
     return tmp_path
 
 

@@ -17,11 +17,11 @@ from mlp_research import command_line, predictions
 from mlp_research.datasets import DataConfig
 from mlp_research.experiment import Experiment
 from mlp_research.fit import Result, fit
-from mlp_research.models import Model
+from mlp_research.models import Model, ModelConfig
 from mlp_research.report import Report
 from mlp_research.shapes import Split
 from scripts import evaluate
-from tests.made import CLASSES, WitnessConfig, small_config, small_execution
+from tests.made import CLASSES, small_config, small_execution
 
 STEPS, EPOCH = 24, 12
 
@@ -202,14 +202,42 @@ def test_a_running_run_is_left_as_it_is(run_dir: Path, evaluated: Evaluated):
         assert contents(run_dir) == before
 
 
+OUTSIDE = """
+from typing import Literal
+
+import equinox as eqx
+
+from mlp_research.models import ModelConfig
+
+
+class OutsideConfig(ModelConfig, frozen=True):
+    kind: Literal["evaluated outside"] = "evaluated outside"
+
+    def build(self, image_shape, classes, *, key):
+        linear = eqx.nn.Linear(image_shape[0] * image_shape[1], classes, key=key)
+        return eqx.nn.Sequential([eqx.nn.Dropout(0.5), linear])
+"""
+
+
+@pytest.fixture(scope="module")
+def from_outside(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """(folder of a small run, file of its model)."""
+    folder = tmp_path_factory.mktemp("outside")
+    file = folder / "evaluated_outside.py"
+    file.write_text(OUTSIDE)
+    command_line.bring([file])
+    config = small_config(model=ModelConfig.kinds["evaluated outside"](), epochs=1)
+    execution, report = small_execution(data_dir), Report(quiet=True)
+    fit(config, execution, run_dir=folder / "run", report=report)
+    return folder / "run", file
+
+
+@pytest.mark.parametrize("words", [("--model", "{}:OutsideConfig"), ("--with", "{}")])
 def test_a_model_from_outside_is_evaluated_with_its_file(
-    data_dir: Path, tmp_path: Path, evaluated: Evaluated
+    words: tuple[str, str], from_outside: tuple[Path, Path], evaluated: Evaluated
 ):
-    config = small_config(model=WitnessConfig(), epochs=1)
-    execution = small_execution(data_dir)
-    fit(config, execution, run_dir=tmp_path / "run", report=Report(quiet=True))
-    file = Path(__file__).parent / "made.py"
-    text = evaluated(tmp_path / "run", "--model", f"{file}:WitnessConfig")
+    run_dir, file = from_outside
+    text = evaluated(run_dir, *(word.format(file) for word in words))
     assert "equal to result.json" in text
 
 
@@ -288,7 +316,7 @@ def stand_in_the_way(run_dir: Path) -> None:
             "mesh.data 9 x mesh.model 1 needs 9 devices, but there are 8",
         ),
         (nothing, "--data.dir nowhere", 1, "the data folder nowhere cannot be read"),
-        (nothing, "--model other", 2, "model 'other' is unknown"),
+        (nothing, "--model other", 2, "--model other: give path.py:ConfigName"),
         (nothing, "--what", 2, "--what"),
     ],
 )

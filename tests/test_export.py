@@ -20,13 +20,14 @@ from jaxtyping import Array
 from mlp_research import command_line, exporting, sharding
 from mlp_research.exporting import ExportError
 from mlp_research.fit import fit
-from mlp_research.models import MODELS, MLPConfig, Model
+from mlp_research.models import MLPConfig, Model, ModelConfig
 from mlp_research.report import Report
 from mlp_research.saved_run import SavedRunFlags, open_run, restore
 from scripts import export
-from tests.made import WitnessConfig, small_config, small_execution
+from tests.made import WitnessConfig, own_kinds, small_config, small_execution
 
 SHAPE, PIXELS, CLASSES = (4, 4), 16, 3
+KINDS = own_kinds(ModelConfig)
 BATCH_SIZES = (1, 2, 37, 1000)
 SMALL: dict[str, dict[str, Any]] = {
     "residual": {"width": 8},
@@ -98,11 +99,11 @@ def restored(run_dir: Path) -> Model:
 
 
 def made_model(kind: str) -> Model:
-    config = MODELS[kind](**SMALL.get(kind, {}))
+    config = KINDS[kind](**SMALL.get(kind, {}))
     return config.build(SHAPE, CLASSES, key=jr.key(7))
 
 
-@pytest.mark.parametrize("kind", sorted(MODELS))
+@pytest.mark.parametrize("kind", KINDS)
 def test_one_file_gives_bitwise_the_models_logits_at_any_batch_size(kind: str):
     model = made_model(kind)
     exported = exporting.export(model, PIXELS)

@@ -1,71 +1,111 @@
-"""A model in a user's own file is a first-class citizen: the README's example, as it stands."""
+"""Parts in a user's own file are first-class citizens: the README's example, as it stands."""
 
+import ast
 import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mlp_research import contracts
+from mlp_research.testing import check_model, check_objective, check_optimizer
 from tests import processes
 from tests.made import VALIDATION_ROWS
 
 README = (processes.ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S)
-MODEL, TEST = (next(block for block in BLOCKS if word in block) for word in ("Maxout(", "check_"))
+LAB = next(block for block in re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S))
+FAMILIES = {
+    "model": "MaxoutConfig",
+    "objective": "Focal",
+    "optimizer": "RMSProp",
+    "schedule": "InverseRoot",
+}
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder outside the repository with the README's two files."""
-    (tmp_path / "my_models.py").write_text(MODEL)
-    (tmp_path / "test_my_models.py").write_text(TEST)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, only_the_packages_kinds: None) -> Path:
+    """A folder outside the repository with the README's file."""
+    (tmp_path / "my_lab.py").write_text(LAB)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_lab", raising=False)
     return tmp_path
+
+
+@pytest.fixture
+def lab(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    module = contracts.import_under_contracts(folder / "my_lab.py", "my_lab")
+    monkeypatch.setitem(sys.modules, "my_lab", module)
+    return module
 
 
 def train_flags(data_dir: Path) -> list[object]:
     return [
         *("--data.dir", data_dir, "--data.validation", VALIDATION_ROWS),
         *("--train.batch-size", 16, "--evaluation.batch-size", 16, "--model.width", 8),
-        *("--model", "my_models.py:MaxoutConfig"),
+        *("--with", "my_lab.py", "--model", "maxout", "--objective", "focal"),
+        *("--optimizer", "rmsprop", "--schedule", "inverse-root"),
     ]
 
 
-def test_the_example_is_at_most_twenty_lines():
-    assert len([line for line in MODEL.splitlines() if line.strip()]) <= 20
+def test_a_part_of_each_family_is_at_most_twelve_lines():
+    defined = [node for node in ast.parse(LAB).body if isinstance(node, ast.ClassDef)]
+    lines = {
+        node.name: len(
+            [
+                line
+                for line in (ast.get_source_segment(LAB, node) or "").splitlines()
+                if line.strip()
+            ]
+        )
+        for node in defined
+    }
+    lines["MaxoutConfig"] += lines.pop("Maxout")
+    assert lines.keys() == set(FAMILIES.values())
+    assert max(lines.values()) <= 12, lines
 
 
-def test_it_trains_resumes_evaluates_and_sweeps(folder: Path, data_dir: Path):
+def test_they_train_resume_evaluate_and_sweep(folder: Path, data_dir: Path):
     flags = train_flags(data_dir)
     trained = processes.run("train.py", *flags, "--train.epochs", 2, "--run-dir", "run")
     assert trained.returncode == 0, trained.stderr
     result = json.loads((folder / "run" / "result.json").read_text())
     assert result["parameters"] == 12 * 32 + 32 + 8 * 3 + 3
     start = json.loads((folder / "run" / "environment.json").read_text())[0]
-    assert start["model_code"]["file"] == "my_models.py"
+    assert start["code"].keys() == {"my_lab.py"}
+    assert (folder / "run" / "code" / "my_lab.py").read_text() == LAB
     again = processes.run("train.py", "--resume", "--run-dir", "run", *flags)
     assert again.returncode == 0, again.stderr
     evaluated = processes.run(
-        *("evaluate.py", "run", "--model", "my_models.py:MaxoutConfig"),
+        *("evaluate.py", "run", "--with", "my_lab.py"),
         *("--data.dir", data_dir, "--evaluation.batch-size", 16),
     )
     assert evaluated.returncode == 0, evaluated.stderr
     assert f"({result['test']['correct']} of 70)" in evaluated.stdout
     swept = processes.run(
-        "sweep.py",
-        *flags,
-        "--train.epochs",
-        1,
-        "--seeds",
-        2,
-        "--vary",
-        "model.width=4,8",
-        *("--run-dir", "sweep"),
+        *("sweep.py", *flags, "--train.epochs", 1, "--seeds", 2),
+        *("--vary", "model=mlp,residual,maxout", "objective.gamma=1,2", "--run-dir", "sweep"),
     )
+    # --model.width belongs to the first model alone.
     assert swept.returncode == 0, swept.stderr
-    assert len(json.loads((folder / "sweep" / "summary.json").read_text())["settings"]) == 2
+    summary = json.loads((folder / "sweep" / "summary.json").read_text())
+    assert len(summary["settings"]) == 6
+    assert len(list((folder / "sweep" / "programs").iterdir())) == 3
+    assert len(summary["comparisons"]) == 5, "the architectures are not compared"
+    assert all(len(setting["test_accuracies"]) == 2 for setting in summary["settings"])
+
+
+def test_a_model_of_a_file_can_be_named_alone(folder: Path, data_dir: Path):
+    flags = train_flags(data_dir)[:-10]
+    words = [*flags, "--model", "my_lab.py:MaxoutConfig", "--train.epochs", 1, "--run-dir", "run"]
+    trained = processes.run("train.py", *words)
+    assert trained.returncode == 0, trained.stderr
+    evaluated = processes.run(
+        *("evaluate.py", "run", "--model", "my_lab.py:MaxoutConfig"),
+        *("--data.dir", data_dir, "--evaluation.batch-size", 16),
+    )
+    assert evaluated.returncode == 0, evaluated.stderr
 
 
 def test_the_run_folder_runs_no_code_by_itself(folder: Path, data_dir: Path):
@@ -73,25 +113,74 @@ def test_the_run_folder_runs_no_code_by_itself(folder: Path, data_dir: Path):
     without = processes.run("train.py", "--resume", "--run-dir", "run", "--data.dir", data_dir)
     assert without.returncode == 1
     assert "kind is 'maxout'" in without.stderr
-    assert "--model path.py:ConfigName" in without.stderr
-    (folder / "my_models.py").write_text(MODEL + "\n# changed\n")
+    assert "bring the file that defines it by --with FILE" in without.stderr
+    (folder / "my_lab.py").write_text(LAB + "\n# changed\n")
     changed = processes.run("train.py", "--resume", "--run-dir", "run", *train_flags(data_dir))
     assert changed.returncode == 0, changed.stderr
     said = " ".join(changed.stdout.split())
-    assert "not as when the run began, nor need its bits be: model_code.sha256" in said
+    assert "not as when the run began, nor need its bits be: code.my_lab.py" in said
 
 
-def test_it_passes_check_model(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.syspath_prepend(folder)
-    monkeypatch.delitem(sys.modules, "my_models", raising=False)
-    module = contracts.import_under_contracts(folder / "test_my_models.py", "test_my_models")
-    module.test_maxout()
+def test_they_pass_the_checks(lab: Any):
+    config = lab.MaxoutConfig(width=8)
+    build = lambda *, key: config.build((4, 4), 3, key=key)  # noqa: E731
+    check_model(build, image_shape=(4, 4), classes=3)
+    check_objective(lambda: lab.Focal(gamma=1.0))
+    check_optimizer(lambda: (lab.RMSProp(), lab.InverseRoot()))
 
 
-def test_a_fault_in_the_file_is_said_in_one_line(folder: Path, data_dir: Path):
-    (folder / "my_models.py").write_text(MODEL + "\n1 / 0\n")
-    ended = processes.run("train.py", *train_flags(data_dir), "--run-dir", "run")
-    assert ended.returncode == 2
-    assert ended.stderr.strip() == (
-        "--model my_models.py:MaxoutConfig: ZeroDivisionError: division by zero"
-    )
+BROKEN = [
+    ("1 / 0", "--with my_lab.py: line {last}: ZeroDivisionError: division by zero"),
+    ("def f(:", "--with my_lab.py: line {last}: SyntaxError"),
+    (
+        "class Again(Objective, frozen=True):\n    kind: Literal['focal'] = 'focal'\n"
+        "    loss = Focal.loss",
+        "Again has the kind 'focal' of Focal",
+    ),
+    (
+        "class Nameless(Focal, frozen=True):\n    beta: float = 1.0",
+        "Nameless has the kind 'focal' of Focal",
+    ),
+    ("Focal.loss = lambda self, logits, label: logits", "wanted float32[]"),
+    (
+        "Focal.loss = lambda self, logits, label: logits[3:].missing",
+        "my_lab.py:{last}, in <lambda>",
+    ),
+    ("Focal.measure = lambda self, logits, label: {'loss': 1.0}", "has the name of another number"),
+    ("RMSProp.transformation = lambda self, rate: optax.scale(self.rho)", "my_lab.py:{last}"),
+    (
+        "RMSProp.transformation = lambda self, rate: optax.stateless(lambda u, p: p.layers)",
+        "my_lab.py:{last}",
+    ),
+    (
+        "MaxoutConfig.build = lambda self, s, c, *, key: eqx.nn.Linear(prod(s), c + 2, key=key)",
+        "gives float32[5] for one image, wanted float32[3]",
+    ),
+    ("MaxoutConfig.build = lambda self, s, c, *, key: None.missing", "my_lab.py:{last}"),
+    ("InverseRoot.shape = lambda self, total: total.missing", "my_lab.py:{last}"),
+    ("InverseRoot.shape = lambda self, total: lambda step: step.missing", "my_lab.py:{last}"),
+]
+
+
+@pytest.mark.parametrize(("code", "message"), BROKEN)
+def test_a_mistake_in_the_file_is_one_message_and_leaves_no_folder(
+    code: str,
+    message: str,
+    folder: Path,
+    data_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    from mlp_research import command_line
+
+    text = f"{LAB}\n{code}\n"
+    (folder / "my_lab.py").write_text(text)
+    words = [*map(str, train_flags(data_dir)), "--mesh.data", "1", "--run-dir", "run"]
+    monkeypatch.setattr(sys, "argv", ["train.py", *words, "--no-compile-cache"])
+    with pytest.raises(SystemExit) as ended:
+        command_line.run(processes.load_script("train").main)
+    shown = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert message.format(last=len(text.splitlines())) in shown, shown
+    assert "Traceback" not in shown and len(shown.splitlines()) <= 2
+    assert not (folder / "run").exists()

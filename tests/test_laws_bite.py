@@ -10,7 +10,17 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from mlp_research import datasets, experiment, loader, members, prng, sharding, step
+from mlp_research import (
+    datasets,
+    experiment,
+    loader,
+    members,
+    objectives,
+    prng,
+    program,
+    sharding,
+    step,
+)
 from mlp_research.metrics_log import MetricsLog, MetricsLogError
 from mlp_research.shapes import Split
 from tests import laws
@@ -25,7 +35,7 @@ def order_is_seed_plus_epoch(patch: Patch) -> None:
 def seed_misses_the_weights(patch: Patch) -> None:
     original = prng.stream_key
     patch.setattr(
-        experiment,
+        program,
         "stream_key",
         lambda seed, name: original(0 if name == "init" else seed, name),
     )
@@ -36,23 +46,21 @@ def streams_have_no_names(patch: Patch) -> None:
 
 
 def masks_forget_the_step(patch: Patch) -> None:
-    original = prng.example_keys
-    patch.setattr(step, "example_keys", lambda key, _, size: original(key, jnp.int32(0), size))
+    original = prng.step_key
+    patch.setattr(step, "step_key", lambda key, _: original(key, jnp.int32(0)))
 
 
 def examples_share_a_mask(patch: Patch) -> None:
     patch.setattr(
-        step,
+        objectives,
         "example_keys",
-        lambda key, number, size: jr.wrap_key_data(
-            jnp.tile(jr.key_data(jr.fold_in(key, number))[None], (size, 1))
-        ),
+        lambda key, size: jr.wrap_key_data(jnp.tile(jr.key_data(key)[None], (size, 1))),
     )
 
 
 def seed_misses_the_masks(patch: Patch) -> None:
-    original = prng.example_keys
-    patch.setattr(step, "example_keys", lambda key, number, size: original(jr.key(0), number, size))
+    original = prng.step_key
+    patch.setattr(step, "step_key", lambda key, number: original(jr.key(0), number))
 
 
 @pytest.mark.parametrize(

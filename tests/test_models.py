@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 from mlp_research.frozen import ConfigError
-from mlp_research.models import MODELS, MixerConfig, MLPConfig, ModelConfig, ResidualConfig
+from mlp_research.models import MixerConfig, MLPConfig, ModelConfig, ResidualConfig
 from mlp_research.models.base import he_linear, norm_layer
 from mlp_research.shapes import is_shape
+from tests.made import own_kinds
 
 IMAGE_SHAPE, CLASSES = (6, 4), 3
+KINDS = own_kinds(ModelConfig)
 Array64 = np.ndarray
 
 
@@ -136,8 +138,8 @@ def test_a_model_computes_its_equation(config: ModelConfig, equation: Callable):
     assert np.abs(logits - wanted).max() <= 1e-5 * max(1, np.abs(wanted).max())
 
 
-def test_every_kind_of_the_table_has_an_equation_here():
-    assert {config.kind for config, _ in EQUATIONS} == set(MODELS)
+def test_every_kind_of_the_package_has_an_equation_here():
+    assert {config.kind for config, _ in EQUATIONS} == set(KINDS)
 
 
 # Dropout
@@ -223,13 +225,13 @@ def test_a_normalisation_starts_as_the_published_one(kind: Any, arrays: int):
 # What every model tells of itself, and what is refused
 
 
-@pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("config", KINDS.values(), ids=KINDS)
 def test_a_model_knows_its_pixels_and_classes_by_shapes_alone(config: Any):
     shapes = by_shapes(config(), (28, 14), 7)
     assert (shapes.pixels, shapes.classes) == (392, 7)
 
 
-@pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("config", KINDS.values(), ids=KINDS)
 def test_every_dense_layer_is_an_equinox_linear(config: Any):
     """Per-example norms and tensor parallelism find dense layers by this structure."""
     model = by_shapes(config(), (28, 28), 10)
@@ -244,7 +246,7 @@ def test_every_dense_layer_is_an_equinox_linear(config: Any):
     assert all(any(matrix is leaf for leaf in linear) for matrix in matrices)
 
 
-@pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("config", KINDS.values(), ids=KINDS)
 def test_a_picture_that_is_not_flat_is_refused_with_the_way_to_flatten_it(
     config: Any,
 ):

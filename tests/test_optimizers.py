@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,27 +13,28 @@ import pytest
 from mlp_research.experiment import Experiment
 from mlp_research.frozen import ConfigError
 from mlp_research.models import MLPConfig
+from mlp_research.objectives import CrossEntropy
 from mlp_research.optimizers import (
-    OPTIMIZERS,
-    SCHEDULES,
     AdamConfig,
     AdamWConfig,
-    ConstantConfig,
-    LinearConfig,
     LionConfig,
-    OneCycleConfig,
-    Optimizer,
     OptimizerConfig,
-    ScheduleConfig,
-    Settings,
     SGDConfig,
-    WarmupCosineConfig,
     clip_by_global_norm,
 )
+from mlp_research.schedules import (
+    ConstantConfig,
+    LinearConfig,
+    OneCycleConfig,
+    ScheduleConfig,
+    WarmupCosineConfig,
+)
+from mlp_research.step import Recipe
 from tests.made import (
     arrays_of,
     assert_bitwise,
     initial_state,
+    own_kinds,
     small_config,
     small_execution,
     train_through,
@@ -131,9 +133,15 @@ SHAPES: dict[str, tuple[ScheduleConfig, Callable[[int], float]]] = {
 }
 
 
+def recipe_of(optimizer: OptimizerConfig, schedule: ScheduleConfig, steps: int = STEPS) -> Recipe:
+    """Return the traced parts of a run."""
+    model, objective = MLPConfig().traced(), CrossEntropy().traced()
+    return Recipe(model, objective, optimizer.traced(), schedule.traced(), steps)
+
+
 def test_every_rule_and_schedule_has_a_reference():
-    assert {config.kind for config, _ in RULES.values()} == set(OPTIMIZERS)
-    assert {config.kind for config, _ in SHAPES.values()} == set(SCHEDULES)
+    assert {config.kind for config, _ in RULES.values()} == set(own_kinds(OptimizerConfig))
+    assert {config.kind for config, _ in SHAPES.values()} == set(own_kinds(ScheduleConfig))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -146,8 +154,9 @@ def test_updates_equal_the_reference_in_float64(rule: str, shape: str):
     expected = {"w": random.normal(size=(3, 2)), "b": random.normal(size=2)}
     parameters = {name: jnp.asarray(leaf, jnp.float32) for name, leaf in expected.items()}
     expected = {name: np.asarray(leaf, np.float64) for name, leaf in parameters.items()}
-    optimizer = Optimizer.of(config, schedule, STEPS)
-    settings, state = Settings.of(config, 0.0), optimizer.init(parameters)
+    recipe = recipe_of(config, schedule)
+    optimizer: Any = recipe.optimizer
+    state = optimizer.transformation(optimizer.learning_rate).init(parameters)
     for step in range(STEPS):
         raw = {name: random.normal(size=leaf.shape) for name, leaf in expected.items()}
         gradients = {name: jnp.asarray(leaf, jnp.float32) for name, leaf in raw.items()}
@@ -155,12 +164,12 @@ def test_updates_equal_the_reference_in_float64(rule: str, shape: str):
         norm = math.sqrt(sum((leaf**2).sum() for leaf in exact.values()))
         if config.clip_norm is not None:
             exact = {n: leaf * min(1, config.clip_norm / norm) for n, leaf in exact.items()}
-        rate = optimizer.learning_rate(settings, jnp.int32(step))
+        rate = recipe.learning_rate(jnp.int32(step))
         assert float(rate) == pytest.approx(config.learning_rate * factor(step), rel=1e-5, abs=1e-9)
-        clipped, measured, was_clipped = clip_by_global_norm(gradients, settings.clip_norm)
+        clipped, measured, was_clipped = clip_by_global_norm(gradients, optimizer.clip_norm)
         assert float(measured) == pytest.approx(norm, rel=1e-6)
         assert bool(was_clipped) == (config.clip_norm is not None and norm > config.clip_norm)
-        updates, state = optimizer.update(clipped, state, parameters, settings, rate)
+        updates, state = optimizer.transformation(rate).update(clipped, state, parameters)
         parameters = jax.tree.map(jnp.add, parameters, updates)
         moved = direction(exact, expected, step)
         expected = {
@@ -172,14 +181,14 @@ def test_updates_equal_the_reference_in_float64(rule: str, shape: str):
 
 
 RATES = {"adam": 0.02, "adamw": 0.02, "sgd": 0.1, "lion": 0.005}
-TRAINED = [*((kind, "constant") for kind in OPTIMIZERS)]
+TRAINED = [*((kind, "constant") for kind in own_kinds(OptimizerConfig))]
 TRAINED += [("adamw", "linear"), ("adam", "warmup-cosine"), ("sgd", "one-cycle")]
 
 
 @pytest.mark.parametrize(("kind", "schedule"), TRAINED)
 def test_each_trains_and_resumes_exactly(kind: str, schedule: str, data_dir: Path):
     config = small_config(
-        optimizer=OPTIMIZERS[kind](**{"kind": kind, "learning_rate": RATES[kind]}),
+        optimizer=OptimizerConfig.kinds[kind](**{"learning_rate": RATES[kind]}),
         schedule=SHAPES[schedule][0],
         model=MLPConfig(widths=(8,)),
         epochs=6,
@@ -189,7 +198,7 @@ def test_each_trains_and_resumes_exactly(kind: str, schedule: str, data_dir: Pat
     assert metrics["loss"][-12:].mean() < 0.9 * metrics["loss"][:6].mean()
     state, plan = initial_state(run), run.chunk_plan(0)
     for chunk, (start, count) in zip(run.chunks(0), plan.spans(), strict=True):
-        state, _ = run.train_steps(state, run.settings, chunk)
+        state, _ = run.train_steps(state, run.recipe, chunk)
         if start + count == 22:
             break
     assert int(state.step) == 22
@@ -207,7 +216,7 @@ def test_the_logged_learning_rate_is_the_one_applied(data_dir: Path):
     )
     run = Experiment.of(config, small_execution(data_dir, steps_per_call=1))
     before = arrays_of(initial_state(run).model)
-    state, metrics = run.train_steps(initial_state(run), run.settings, next(run.chunks(0)))
+    state, metrics = run.train_steps(initial_state(run), run.recipe, next(run.chunks(0)))
     moved = np.abs(arrays_of(state.model)[0] - before[0])
     rate = float(metrics.learning_rate[0])
     assert rate == pytest.approx(0.5 / 25, rel=1e-5)
@@ -215,13 +224,11 @@ def test_the_logged_learning_rate_is_the_one_applied(data_dir: Path):
 
 
 def test_decay_spares_what_is_no_matrix():
-    parameters = {"w": jnp.ones((2, 2)), "b": jnp.ones(2), "scale": jnp.ones(())}
+    parameters: Any = {"w": jnp.ones((2, 2)), "b": jnp.ones(2), "scale": jnp.ones(())}
     nothing = jax.tree.map(jnp.zeros_like, parameters)
     config = AdamWConfig(learning_rate=1.0, weight_decay=0.5)
-    optimizer = Optimizer.of(config, ConstantConfig(), 10)
-    updates, _ = optimizer.update(
-        nothing, optimizer.init(parameters), parameters, Settings.of(config, 0.0), jnp.float32(1)
-    )
+    rule = config.traced().transformation(jnp.float32(1))
+    updates: Any = rule.update(nothing, rule.init(parameters), parameters)[0]
     assert {name: float(leaf.sum()) for name, leaf in updates.items()} == {
         "w": -2.0,
         "b": 0.0,
@@ -231,11 +238,14 @@ def test_decay_spares_what_is_no_matrix():
 
 def test_a_warm_up_longer_than_the_run_is_refused():
     with pytest.raises(ConfigError, match="warmup_steps is 10, but the schedule has 10 steps"):
-        Optimizer.of(AdamConfig(), WarmupCosineConfig(warmup_steps=10), 10)
+        recipe_of(AdamConfig(), WarmupCosineConfig(warmup_steps=10), 10).learning_rate(jnp.int32(0))
 
 
 def test_traced_numbers_leave_the_static_part_alone():
-    one = Optimizer.of(AdamWConfig(learning_rate=1, weight_decay=0.3), ConstantConfig(), 5)
-    other = Optimizer.of(AdamWConfig(clip_norm=2.0), ConstantConfig(), 5)
+    def static(optimizer: OptimizerConfig):
+        return jax.tree.structure(recipe_of(optimizer, ConstantConfig(), 5))
+
+    one = static(AdamWConfig(learning_rate=1, weight_decay=0.3))
+    other = static(AdamWConfig(clip_norm=2.0))
     assert one == other and hash(one) == hash(other)
-    assert one != Optimizer.of(AdamWConfig(b1=0.8), ConstantConfig(), 5)
+    assert one != static(AdamWConfig(b1=0.8))

@@ -18,7 +18,7 @@ from mlp_research import per_example_figures, results
 from mlp_research.anatomy import lowered
 from mlp_research.fit import Result, fit
 from mlp_research.frozen import ConfigError
-from mlp_research.models import MODELS, MixerConfig, MLPConfig, ResidualConfig
+from mlp_research.models import MixerConfig, MLPConfig, ModelConfig, ResidualConfig
 from mlp_research.models.base import he_linear
 from mlp_research.objectives import cross_entropy
 from mlp_research.per_example import (
@@ -34,10 +34,11 @@ from mlp_research.report import Report
 from mlp_research.shapes import Batch
 from mlp_research.step import scale_pixels
 from scripts import per_example_gradients as script
-from tests.made import TEST_ROWS, small_config, small_execution
+from tests.made import TEST_ROWS, own_kinds, small_config, small_execution
 
 IMAGE_SHAPE, PIXELS, CLASSES, EXAMPLES = (8, 8), 64, 5, 11
 WIDTH = 12
+KINDS = own_kinds(ModelConfig)
 
 
 class Foreign(eqx.Module):
@@ -121,7 +122,7 @@ def foreign(model: Any, key: Any) -> Any:
 
 
 def of_table(kind: str) -> Any:
-    config: Any = MODELS[kind]
+    config: Any = KINDS[kind]
     return config(patch_size=2) if kind == "mixer" else config()
 
 
@@ -130,7 +131,7 @@ def built(config: Any) -> Callable:
 
 
 DENSE: dict[str, Callable] = {
-    **{kind: built(of_table(kind)) for kind in MODELS},
+    **{kind: built(of_table(kind)) for kind in KINDS},
     "mlp, layer norm": built(MLPConfig(widths=(9, 7), normalisation="layer", dropout=0.4)),
     "mlp, rms norm": built(MLPConfig(widths=(9, 7), normalisation="rms", input_dropout=0.2)),
     "small": built(MLPConfig(widths=(9,), dropout=0.4)),

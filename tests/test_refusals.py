@@ -43,10 +43,15 @@ def call(
 USAGE = [
     ("--bogus 1", "--bogus"),
     ("nonsense", "preset 'nonsense' is unknown: choose one of default, lesson"),
-    ("--model nonsense", "model 'nonsense' is unknown: choose one of mlp"),
+    ("--model nonsense", "model.kind is 'nonsense': it must be one of mixer, mlp"),
     ("--model missing.py:Config", "no file missing.py"),
-    ("--optimizer nonsense", "invalid choice: 'nonsense'"),
-    ("--schedule nonsense", "invalid choice: 'nonsense'"),
+    ("--with missing.py", "--with missing.py: there is no file missing.py"),
+    ("--objective nonsense", "objective.kind is 'nonsense': it must be one of cross-entropy"),
+    ("--optimizer nonsense", "optimizer.kind is 'nonsense': it must be one of adam, adamw"),
+    ("--schedule nonsense", "schedule.kind is 'nonsense': it must be one of constant, linear"),
+    ("--schedule nonsense", "or bring the file that defines it by --with FILE"),
+    ("--objective.label-smoothing 1", "label_smoothing is 1.0: it must be < 1"),
+    ("--optimizer.freeze layer", "optimizer.freeze layer: the model has no such parameter"),
     ("--optimizer.momentum 0.9", "--optimizer.momentum"),
     ("--model.widths 256 -2", "widths.1 is -2: it must be > 0"),
     ("--model.widths wide", "Could not find valid parse for arguments: ['wide']"),
@@ -192,8 +197,8 @@ def with_other_widths(run_dir: Path) -> None:
     edit(run_dir, lambda config: config["model"].update(widths=[9, 6]))
 
 
-def from_before_data_had_a_checksum(run_dir: Path) -> None:
-    edit(run_dir, lambda config: config["data"].pop("crc32"))
+def from_an_earlier_version(run_dir: Path) -> None:
+    edit(run_dir, lambda config: config.pop("format"))
 
 
 def with_an_edited_metric(run_dir: Path) -> None:
@@ -219,7 +224,7 @@ FOLDER_FAULTS = [
     (with_an_unknown_model, "--resume", 1, "kind is 'wide'"),
     (with_another_learning_rate, "--resume", 1, "config.json was edited"),
     (with_other_widths, "--resume", 1, "does not fit"),
-    (from_before_data_had_a_checksum, "--resume", 1, "another config: data.crc32 is None, not"),
+    (from_an_earlier_version, "--resume", 1, "format is None, but this version of mlp_research"),
     (with_an_edited_metric, "--resume", 1, "metrics.jsonl was changed"),
     (with_a_cut_metrics_file, "--resume", 1, "metrics.jsonl was changed"),
     (without_a_sound_checkpoint, "--resume", 1, "no sound checkpoint is left"),
@@ -329,11 +334,15 @@ def test_what_has_changed_since_a_run_began_and_can_change_its_bits_is_said(
     ("words", "kept"),
     [
         (["fast", "--model", "mine.py:Mine"], ["--model", "mine.py:Mine"]),
+        (
+            ["--with", "one.py", "--model", "own", "--with=my parts.py", "--objective", "own"],
+            ["--with", "one.py", "--with", "my parts.py"],
+        ),
         (["--model", "mlp"], []),
         ([], []),
     ],
 )
-def test_the_command_that_goes_on_names_the_file_of_a_model_from_outside(
+def test_the_command_that_goes_on_names_the_files_of_parts_from_outside(
     words: list[str], kept: list[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(sys, "argv", ["train.py", *words, "--seed", "1"])

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from mlp_research import sharding
-from mlp_research.experiment import Evaluation, Experiment
+from mlp_research.experiment import Experiment
 from mlp_research.fit import Result, fit
 from mlp_research.frozen import ConfigError
 from mlp_research.models import MixerConfig, MLPConfig, ModelConfig, ResidualConfig
+from mlp_research.objectives import Evaluation
 from mlp_research.report import Report
 from mlp_research.shapes import is_shape
 from mlp_research.step import TrainState

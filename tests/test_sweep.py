@@ -97,7 +97,7 @@ def test_values_of_a_varied_field_are_read_as_json_or_words():
         grid.grid(base, 1, ["model.dropout=0,2"])
     with pytest.raises(ConfigError, match="give FIELD=VALUE"):
         grid.grid(base, 1, ["model.dropout"])
-    with pytest.raises(ConfigError, match="names a value twice"):
+    with pytest.raises(ConfigError, match="names one setting twice"):
         grid.grid(base, 1, ["model.dropout=0.1,0.1"])
 
 
@@ -119,7 +119,7 @@ def test_a_varied_stream_leaves_the_others_as_they_are(data_dir: Path):
         strict=True,
     ):
         program = Members.of(setting.configs, execution, "map")
-        one, other = program.split(eqx.filter(program.init(), eqx.is_array))
+        one, other = program.unstack(eqx.filter(program.init(), eqx.is_array))
         weights = [np.asarray(state.model.layers[0].weight) for state in (one, other)]
         keys = [np.asarray(jax.random.key_data(state.key)) for state in (one, other)]
         orders = [plan.permutation(0) for plan in program.plans]

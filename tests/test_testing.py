@@ -2,40 +2,49 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Literal
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from mlp_research import checkpoint, step
 from mlp_research.frozen import ConfigError
 from mlp_research.loader import ChunkPlan, Plan
-from mlp_research.models import MODELS, MixerConfig, MLPConfig, ModelConfig, ResidualConfig
-from mlp_research.optimizers import (
-    OPTIMIZERS,
-    SCHEDULES,
-    AdamConfig,
-    AdamWConfig,
-    OptimizerConfig,
-    ScheduleConfig,
-    SGDConfig,
-)
+from mlp_research.models import MixerConfig, MLPConfig, ModelConfig, ResidualConfig
+from mlp_research.objectives import CrossEntropy, Objective
+from mlp_research.optimizers import AdamConfig, AdamWConfig, OptimizerConfig, SGDConfig
+from mlp_research.schedules import ScheduleConfig
 from mlp_research.shapes import Split
 from mlp_research.testing import (
-    LOADER_PROMISES,
+    OBJECTIVE_PROMISES,
     OPTIMIZER_PROMISES,
     PROMISES,
     ContractBroken,
-    check_loader,
     check_model,
+    check_objective,
     check_optimizer,
-    loaders,
 )
+from mlp_research.testing.promises import check_promises
+from tests import loader_promises
 from tests.broken_models import BROKEN, CLASSES, IMAGE_SHAPE, Broken, Sound
+from tests.broken_parts import (
+    BROKEN_OBJECTIVES,
+    BROKEN_OPTIMIZERS,
+    Around,
+    Averaged,
+    Confident,
+    LosesALayer,
+    Rule,
+    Searches,
+    Squares,
+    Within,
+    named,
+)
+from tests.loader_promises import LOADER_PROMISES, LoaderUnderTest
+from tests.made import own_kinds
 
 
 def broken_promises(check: Callable, *arguments: Any, **options: Any) -> set[str]:
@@ -50,7 +59,7 @@ def broken_promises(check: Callable, *arguments: Any, **options: Any) -> set[str
 # Models
 
 
-@pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("config", own_kinds(ModelConfig).values(), ids=own_kinds(ModelConfig))
 def test_every_model_of_the_table_keeps_every_promise(config: Any):
     def build(*, key):
         return config().build((14, 14), CLASSES, key=key)
@@ -71,6 +80,27 @@ def test_every_variant_of_a_model_keeps_every_promise(config: ModelConfig):
         return config.build(IMAGE_SHAPE, CLASSES, key=key)
 
     check_model(build, image_shape=IMAGE_SHAPE, classes=CLASSES)
+
+
+def test_softmax_regression_keeps_every_promise():
+    def build(*, key):
+        return MLPConfig(widths=()).build((14, 14), CLASSES, key=key)
+
+    check_model(build, image_shape=(14, 14), classes=CLASSES)
+
+
+def test_softmax_regression_on_few_pixels_keeps_all_but_what_it_is_told_it_cannot():
+    """A linear model of 12 pixels cannot give 32 random images any labels."""
+
+    def build(*, key):
+        return MLPConfig(widths=()).build((4, 3), CLASSES, key=key)
+
+    told = "learns_32_examples"
+    check_model(build, image_shape=(4, 3), classes=CLASSES, without=(told,))
+    with pytest.raises(ContractBroken) as caught:
+        check_model(build, image_shape=(4, 3), classes=CLASSES)
+    assert caught.value.broken.keys() == {told}
+    assert "without=('learns_32_examples',)" in caught.value.broken[told]
 
 
 def test_equinox_own_perceptron_keeps_every_promise():
@@ -118,114 +148,82 @@ def test_a_config_that_does_not_fit_the_image_is_reported_with_its_own_words():
     assert "patch_size is 3" in caught.value.broken["can_be_built"]
 
 
+# Objectives
+
+
+SMOOTHED = {"smoothed": lambda: CrossEntropy(label_smoothing=0.1)}
+SOUND_OBJECTIVES = own_kinds(Objective) | SMOOTHED | {"measures": Confident, "within": Within}
+
+
+@pytest.mark.parametrize("build", SOUND_OBJECTIVES.values(), ids=SOUND_OBJECTIVES)
+def test_every_sound_objective_keeps_every_promise(build: Any):
+    check_objective(build)
+
+
+@pytest.mark.parametrize(
+    ("build", "promise", "follows"), BROKEN_OBJECTIVES, ids=map(named, BROKEN_OBJECTIVES)
+)
+def test_a_broken_objective_is_named_with_exactly_what_follows(build, promise, follows):
+    assert broken_promises(check_objective, build) == {promise, *follows}
+
+
+def test_each_promise_of_an_objective_is_broken_on_purpose():
+    assert {row[1] for row in BROKEN_OBJECTIVES} == set(OBJECTIVE_PROMISES)
+
+
+def test_a_hook_that_returns_what_cannot_be_used_is_named_with_its_file():
+    with pytest.raises(ContractBroken) as caught:
+        check_objective(LosesALayer)
+    (explanation,) = caught.value.broken.values()
+    assert "gradients of 'loses-a-layer' (broken_parts.py:" in explanation
+    assert "layers[0].bias" in explanation
+
+
 # Optimizers
 
 
-@pytest.mark.parametrize("rule", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.parametrize(
+    "rule", own_kinds(OptimizerConfig).values(), ids=own_kinds(OptimizerConfig)
+)
 def test_every_update_rule_keeps_every_promise(rule: Any):
     check_optimizer(rule)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
+@pytest.mark.parametrize(
+    "schedule", own_kinds(ScheduleConfig).values(), ids=own_kinds(ScheduleConfig)
+)
 def test_every_schedule_keeps_every_promise(schedule: Any):
     check_optimizer(lambda: (SGDConfig(nesterov=True), schedule()))
 
 
-class Rule(OptimizerConfig, frozen=True):
-    """Plain gradient descent, which keeps every promise; the broken rules are made of it."""
-
-    kind: Literal["rule"] = "rule"
-
-    def direction(self, settings):
-        return optax.identity()
-
-
-def mapped(function: Callable) -> optax.GradientTransformation:
-    """The direction as a function of each gradient and its parameter."""
-    return optax.stateless(lambda updates, params: jax.tree.map(function, updates, params))
-
-
-class Counts(Rule, frozen=True):
-    """Its state starts as a Python number and goes on as an array."""
-
-    def direction(self, settings):
-        return optax.GradientTransformation(
-            lambda params: 0, lambda updates, state, params=None: (updates, state + 1)
-        )
-
-
-class Deaf(Rule, frozen=True):
-    momentum: float = 0.9
-
-    def direction(self, settings):
-        return optax.trace(self.momentum)
-
-
-class Squares(Rule, frozen=True):
-    """The learning rate enters twice."""
-
-    def direction(self, settings):
-        return optax.scale(settings.learning_rate)
-
-
-class Uphill(Rule, frozen=True):
-    def direction(self, settings):
-        return optax.scale(-1.0)
-
-
-class DividesByNorm(Rule, frozen=True):
-    def direction(self, settings):
-        return mapped(lambda gradient, _: gradient / jnp.linalg.norm(gradient))
-
-
-class Drifts(Rule, frozen=True):
-    def direction(self, settings):
-        return mapped(lambda gradient, _: gradient + 1e-3)
-
-
-class DecaysAll(Rule, frozen=True):
-    weight_decay: float = 0.1
-
-    def direction(self, settings):
-        return mapped(lambda gradient, weight: gradient + settings.weight_decay * weight)
-
-
-class Doubled(ScheduleConfig, frozen=True):
-    kind: Literal["doubled"] = "doubled"
-
-    def shape(self, total_steps):
-        return optax.constant_schedule(2.0)
-
-
-class WithoutSteps(ScheduleConfig, frozen=True):
-    kind: Literal["without-steps"] = "without-steps"
-
-    def shape(self, total_steps):
-        raise ConfigError("no steps")
-
-
-BROKEN_OPTIMIZERS: list[tuple[Callable, str, tuple[str, ...]]] = [
-    (lambda: (Rule(), WithoutSteps()), "can_be_built", ()),
-    (Counts, "is_compiled_once", ("saves_and_restores",)),
-    (Deaf, "heeds_its_settings", ()),
-    (lambda: (Rule(), Doubled()), "keeps_the_schedule_in_bounds", ()),
-    (Squares, "applies_the_logged_rate", ()),
-    (Uphill, "goes_downhill", ()),
-    (DividesByNorm, "gives_finite_updates", ("leaves_parameters_alone_without_gradient",)),
-    (Drifts, "leaves_parameters_alone_without_gradient", ()),
-    (DecaysAll, "decays_matrices_only", ()),
-]
+def test_what_the_check_looks_through_is_no_kind_of_optimizer():
+    assert not [kind for kind in OptimizerConfig.kinds if "witness" in kind]
 
 
 def test_the_rule_that_the_broken_ones_are_made_of_is_sound():
     check_optimizer(Rule)
 
 
+@pytest.mark.parametrize("rule", [Averaged, Around])
+def test_an_optimizer_with_parameters_or_parts_of_its_own_is_sound(rule: Any):
+    check_optimizer(rule)
+
+
+def test_an_optimizer_that_looks_for_its_step_keeps_all_but_the_promise_of_the_rate():
+    check_optimizer(Searches, without=("applies_the_logged_rate",))
+
+
 @pytest.mark.parametrize(
-    ("build", "promise", "follows"), BROKEN_OPTIMIZERS, ids=[row[1] for row in BROKEN_OPTIMIZERS]
+    ("build", "promise", "follows"), BROKEN_OPTIMIZERS, ids=map(named, BROKEN_OPTIMIZERS)
 )
 def test_a_broken_optimizer_is_named_with_exactly_what_follows(build, promise, follows):
     assert broken_promises(check_optimizer, build) == {promise, *follows}
+
+
+def test_a_promise_that_is_left_out_is_not_asked_and_an_unknown_one_is_refused():
+    check_optimizer(Squares, without=("applies_the_logged_rate",))
+    with pytest.raises(ConfigError, match=r"without names goes_up.*goes_downhill"):
+        check_optimizer(Squares, without=("goes_up",))
 
 
 def test_clipping_that_scales_too_little_is_named(monkeypatch: pytest.MonkeyPatch):
@@ -255,7 +253,12 @@ def test_each_promise_of_an_optimizer_is_broken_on_purpose():
     assert {row[1] for row in BROKEN_OPTIMIZERS} | by_monkeypatch == set(OPTIMIZER_PROMISES)
 
 
-# Loaders
+# The package's own plan
+
+
+def check_loader(build: Callable[..., Plan]) -> None:
+    """Hold the plan that `build(seed=seed)` makes against LOADER_PROMISES."""
+    check_promises("the loader", LOADER_PROMISES, LoaderUnderTest(build))
 
 
 @pytest.mark.parametrize(
@@ -368,12 +371,12 @@ def test_a_broken_plan_is_named_with_exactly_what_follows(kind, promise, follows
 
 
 def test_a_stream_that_gathers_other_rows_than_planned_is_named(monkeypatch: pytest.MonkeyPatch):
-    stream = loaders.train_chunks
+    stream = loader_promises.train_chunks
 
     def reversed_rows(chunks, split):
         return stream(chunks, Split(split.images[::-1].copy(), split.labels))
 
-    monkeypatch.setattr(loaders, "train_chunks", reversed_rows)
+    monkeypatch.setattr(loader_promises, "train_chunks", reversed_rows)
     found = broken_promises(check_loader, lambda *, seed: Plan(seed, 103, 8, 3))
     assert found == {"streams_what_it_plans"}
 

@@ -1,4 +1,4 @@
-"""The models: one file for each architecture, and the table of their names."""
+"""The models: one file for each architecture, known by their kinds."""
 
 from mlp_research.models.base import Model as Model
 from mlp_research.models.base import ModelConfig as ModelConfig
@@ -8,9 +8,3 @@ from mlp_research.models.mlp import MLP as MLP
 from mlp_research.models.mlp import MLPConfig as MLPConfig
 from mlp_research.models.residual import ResidualConfig as ResidualConfig
 from mlp_research.models.residual import ResidualMLP as ResidualMLP
-
-MODELS: dict[str, type[ModelConfig]] = {
-    "mlp": MLPConfig,
-    "residual": ResidualConfig,
-    "mixer": MixerConfig,
-}

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float
 
-from mlp_research.frozen import Frozen
+from mlp_research.parts import Part
 from mlp_research.shapes import RandomKey
 
 
@@ -24,10 +24,8 @@ class Model(Protocol):
     def __call__(self, image: Array, /, *, key: RandomKey | None = None) -> Array: ...
 
 
-class ModelConfig(Frozen, abc.ABC, frozen=True):
+class ModelConfig(Part, abc.ABC, frozen=True):
     """An architecture as plain numbers; `build` makes the model."""
-
-    kind: str
 
     @abc.abstractmethod
     def build(self, image_shape: tuple[int, int], classes: int, *, key: RandomKey) -> Any:

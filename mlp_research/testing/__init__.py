@@ -1,42 +1,55 @@
-"""Contracts for your own models, optimizers and loaders, to be called from any test.
+"""Contracts for your own models, objectives and optimizers, to be called from any test.
 
 Each check runs a whole table of promises and raises `ContractBroken` with every broken one by name.
+`without` names the promises that a thing does not make.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from mlp_research.loader import Plan
-from mlp_research.optimizers import OptimizerConfig, ScheduleConfig
-from mlp_research.testing import loaders as loader
+from mlp_research.objectives import Objective
+from mlp_research.optimizers import OptimizerConfig
+from mlp_research.schedules import ScheduleConfig
 from mlp_research.testing import models as model
+from mlp_research.testing import objectives as objective
 from mlp_research.testing import optimizers as optimizer
 from mlp_research.testing import training
 from mlp_research.testing.promises import ContractBroken as ContractBroken
 from mlp_research.testing.promises import Fault, check_promises
 
 
-def check_model(build: Callable[..., Any], *, image_shape: tuple[int, int], classes: int) -> None:
+def check_model(
+    build: Callable[..., Any],
+    *,
+    image_shape: tuple[int, int],
+    classes: int,
+    without: Collection[str] = (),
+) -> None:
     """Hold the model that `build(key=key)` makes against `PROMISES`. Raises `ContractBroken`."""
-    check_promises("the model", PROMISES, model.ModelUnderTest(build, image_shape, classes))
+    test = model.ModelUnderTest(build, image_shape, classes)
+    check_promises("the model", PROMISES, test, without=without)
+
+
+def check_objective(build: Callable[[], Objective], *, without: Collection[str] = ()) -> None:
+    """Hold the objective that `build()` makes against OBJECTIVE_PROMISES.
+
+    Raises `ContractBroken`.
+    """
+    test = objective.ObjectiveUnderTest(build)
+    check_promises("the objective", OBJECTIVE_PROMISES, test, without=without, foundations=2)
 
 
 def check_optimizer(
     build: Callable[[], OptimizerConfig | tuple[OptimizerConfig, ScheduleConfig]],
+    *,
+    without: Collection[str] = (),
 ) -> None:
-    """Hold an update rule, and its schedule if `build()` gives one, against OPTIMIZER_PROMISES.
+    """Hold an optimizer, and its schedule if `build()` gives one, against OPTIMIZER_PROMISES.
 
     Raises `ContractBroken`.
     """
-    check_promises("the optimizer", OPTIMIZER_PROMISES, optimizer.OptimizerUnderTest(build))
-
-
-def check_loader(build: Callable[..., Plan]) -> None:
-    """Hold the plan that `build(seed=seed)` makes against LOADER_PROMISES.
-
-    It should have two epochs or more and an odd number of steps. Raises `ContractBroken`.
-    """
-    check_promises("the loader", LOADER_PROMISES, loader.LoaderUnderTest(build))
+    test = optimizer.OptimizerUnderTest(build)
+    check_promises("the optimizer", OPTIMIZER_PROMISES, test, without=without)
 
 
 def _by_name(*promises: Callable[[Any], Fault]) -> Mapping[str, Callable[[Any], Fault]]:
@@ -71,10 +84,25 @@ PROMISES = _by_name(
 )
 """What a model promises, by name; the first is what the others stand on."""
 
+OBJECTIVE_PROMISES = _by_name(
+    objective.can_be_built,
+    objective.gives_a_scalar_loss_and_a_gradient_like_the_model,
+    objective.is_finite,
+    objective.repeats_for_the_same_key,
+    objective.is_compiled_once,
+    objective.heeds_its_traced_numbers,
+    objective.counts_correct,
+    objective.evaluates_without_chance,
+    objective.sums_what_it_measures,
+    objective.is_the_same_on_two_devices,
+    objective.descends,
+)
+"""What an objective promises; the first two are what the others stand on."""
+
 OPTIMIZER_PROMISES = _by_name(
     optimizer.can_be_built,
     optimizer.is_compiled_once,
-    optimizer.heeds_its_settings,
+    optimizer.heeds_its_traced_numbers,
     optimizer.keeps_the_schedule_in_bounds,
     optimizer.applies_the_logged_rate,
     optimizer.goes_downhill,
@@ -82,21 +110,8 @@ OPTIMIZER_PROMISES = _by_name(
     optimizer.leaves_parameters_alone_without_gradient,
     optimizer.decays_matrices_only,
     optimizer.clips_the_gradient,
+    optimizer.evaluates_its_own_parameters,
+    optimizer.leaves_frozen_leaves_alone,
     optimizer.saves_and_restores,
 )
-"""What an update rule and its schedule promise."""
-
-LOADER_PROMISES = _by_name(
-    loader.can_be_built,
-    loader.orders_every_row_each_epoch,
-    loader.gives_full_batches,
-    loader.trains_on_no_row_twice_an_epoch,
-    loader.stays_within_the_training_rows,
-    loader.repeats_the_order_of_its_seed,
-    loader.changes_the_order_every_epoch,
-    loader.changes_the_order_with_the_seed,
-    loader.resumes_at_any_step,
-    loader.gives_the_same_batches_for_any_chunk_length,
-    loader.streams_what_it_plans,
-)
-"""What a loader promises."""
+"""What an optimizer and its schedule promise; the first is what the others stand on."""

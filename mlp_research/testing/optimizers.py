@@ -1,32 +1,19 @@
-"""What an update rule and its schedule promise; `testing.check_optimizer` asks."""
+"""What an optimizer and its schedule promise; `testing.check_optimizer` asks."""
 
-import dataclasses
-import functools
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
-import jax.random as jr
 import numpy as np
 import optax
-from jaxtyping import Array, Float, PyTree
 
 from mlp_research import sharding, step
 from mlp_research.checkpoint import Checkpoints
-from mlp_research.models import MLPConfig
-from mlp_research.optimizers import (
-    TRACED,
-    ConstantConfig,
-    Optimizer,
-    OptimizerConfig,
-    ScheduleConfig,
-    Settings,
-)
-from mlp_research.shapes import Batch
-from mlp_research.step import StepMetrics, TrainState, init_state
+from mlp_research.optimizers import OptimizerConfig
+from mlp_research.part_checks import check_like
+from mlp_research.schedules import ScheduleConfig
+from mlp_research.step import evaluated_model
 from mlp_research.testing.promises import (
     Fault,
     bits_differ,
@@ -34,132 +21,45 @@ from mlp_research.testing.promises import (
     named_arrays,
     not_finite,
     trees_differ,
+    unheeded,
+    with_other_numbers,
 )
+from mlp_research.testing.witness import OptimizerUnderTest
 
-TOTAL_STEPS = 10_000
-"""Length of the run in which an optimizer is looked at."""
-
-
-class Witness(Optimizer):
-    """An optimizer whose state also holds the norm of the last gradient that reached the rule."""
-
-    def init(self, parameters: PyTree) -> PyTree:
-        return super().init(parameters), jnp.float32(0)
-
-    def update(
-        self,
-        gradients: PyTree,
-        state: PyTree,
-        parameters: PyTree,
-        settings: Settings,
-        rate: Float[Array, ""],
-    ) -> tuple[PyTree, PyTree]:
-        updates, inner = super().update(gradients, state[0], parameters, settings, rate)
-        return updates, (inner, optax.tree.norm(gradients))
-
-
-@dataclasses.dataclass(frozen=True)
-class OptimizerUnderTest:
-    """A way to make the configs, and what several promises look at."""
-
-    build: Callable[[], OptimizerConfig | tuple[OptimizerConfig, ScheduleConfig]]
-
-    @functools.cached_property
-    def optimizer(self) -> Witness:
-        built = self.build()
-        rule, schedule = built if isinstance(built, tuple) else (built, ConstantConfig())
-        made = Optimizer.of(rule, schedule, TOTAL_STEPS)
-        return Witness(made.rule, made.schedule, made.total_steps)
-
-    @functools.cached_property
-    def traced(self) -> list[str]:
-        """The traced numbers that the rule has."""
-        return [name for name in TRACED if name in type(self.optimizer.rule).model_fields]
-
-    @functools.cached_property
-    def factors(self) -> np.ndarray:
-        """The schedule's shape at each step."""
-        shape = self.optimizer.schedule.shape(TOTAL_STEPS)
-        return np.asarray(jax.vmap(shape)(jnp.arange(TOTAL_STEPS)))
-
-    @functools.cached_property
-    def batch(self) -> Batch:
-        random = np.random.default_rng(0)
-        images = random.integers(0, 256, (8, 6), dtype=np.uint8)
-        return Batch(images, random.integers(0, 3, 8, dtype=np.uint8))
-
-    def settings(self, **numbers: float) -> Settings:
-        """Rate 1 and neither decay nor momentum nor clipping, but for these numbers."""
-        neutral = {"learning_rate": 1.0, "clip_norm": np.inf}
-        return Settings(
-            **{
-                field.name: jnp.float32((neutral | numbers).get(field.name, 0.0))
-                for field in dataclasses.fields(Settings)
-            }
-        )
-
-    @functools.cached_property
-    def state(self) -> TrainState:
-        """A small model where the schedule is at its peak."""
-        network = MLPConfig(widths=(4,)).build((2, 3), 3, key=jr.key(0))
-        state = init_state(network, self.optimizer, key=jr.key(1))
-        return eqx.tree_at(lambda state: state.step, state, jnp.int32(self.factors.argmax()))
-
-    @functools.cached_property
-    def train_step(self) -> Callable[..., tuple[TrainState, StepMetrics]]:
-        """The package's step, compiled; a second trace raises."""
-        once = eqx.debug.assert_max_traces(max_traces=1)(step.train_step)
-        return compiled_quickly(once)
-
-    def one_step(self, settings: Settings) -> tuple[TrainState, StepMetrics]:
-        return self.train_step(self.state, settings, self.batch)
-
-    @functools.cached_property
-    def parameters(self) -> PyTree:
-        return eqx.filter(self.state.model, eqx.is_inexact_array)
-
-    @functools.cached_property
-    def gradients(self) -> PyTree:
-        return jax.tree.map(lambda leaf: jr.normal(jr.key(2), leaf.shape), self.parameters)
-
-    def change(self, settings: Settings, gradients: PyTree) -> PyTree:
-        """What two updates at the settings' rate add to the parameters."""
-        return _change(self.optimizer, settings, self.parameters, gradients)
-
-
-@compiled_quickly
-def _change(optimizer: Optimizer, settings: Settings, parameters: PyTree, gradients: PyTree):
-    state, rate, changed = optimizer.init(parameters), settings.learning_rate, parameters
-    for _ in range(2):
-        updates, state = optimizer.update(gradients, state, changed, settings, rate)
-        changed = eqx.apply_updates(changed, updates)
-    return jax.tree.map(lambda one, other: one - other, changed, parameters)
+FROZEN = "layers[0]"
+"""What is frozen of the model under test."""
 
 
 def can_be_built(test: OptimizerUnderTest) -> Fault:
-    rule, schedule = test.optimizer.rule, test.optimizer.schedule
+    """The configs, the schedule's shape, a state, and an update like the parameters."""
+    rule, schedule = test.parts
     if not (isinstance(rule, OptimizerConfig) and isinstance(schedule, ScheduleConfig)):
         return f"wanted an OptimizerConfig and a ScheduleConfig, not {rule!r} and {schedule!r}"
+    test.state(test.recipe(test.part()))
+    test.after(test.part().traced(), test.gradients, steps=1)
     return None
 
 
 def is_compiled_once(test: OptimizerUnderTest) -> Fault:
-    """One program serves every step and every value of the traced numbers."""
-    for number in (0.1, 0.2):
-        state, settings = test.state, test.settings(**dict.fromkeys(TRACED, number))
+    """One program serves every step, every value of the traced numbers, and a part made anew."""
+    for each, factor in ((test, 1.0), (OptimizerUnderTest(test.build), 0.5)):
+        recipe = with_other_numbers(each.recipe(each.part()), factor)
+        state = test.state(recipe)
         for _ in range(2):
-            state, _ = test.train_step(state, settings, test.batch)
+            state, _ = test.train_step(state, recipe, test.batch)
     return None
 
 
-def heeds_its_settings(test: OptimizerUnderTest) -> Fault:
-    """Each traced number that the rule has changes the update."""
-    before = test.change(test.settings(), test.gradients)
-    for name in test.traced:
-        after = test.change(test.settings(**{name: 0.5}), test.gradients)
-        if name != "clip_norm" and trees_differ("", before, "", after) is None:
-            return f"another {name} makes no difference: is it read from `settings`?"
-    return None
+def heeds_its_traced_numbers(test: OptimizerUnderTest) -> Fault:
+    """Each traced number changes what is trained or evaluated.
+
+    The clip norm is the step's, and the rate of an optimizer within is what it is given.
+    """
+    return unheeded(
+        test.part().traced(),
+        test.outcome,
+        but=lambda path: path.endswith(("clip_norm", ".learning_rate")),
+    )
 
 
 def keeps_the_schedule_in_bounds(test: OptimizerUnderTest) -> Fault:
@@ -174,7 +74,7 @@ def applies_the_logged_rate(test: OptimizerUnderTest) -> Fault:
     """The change of a step is the rate in its metrics times what does not depend on the rate."""
     changes = []
     for peak in (1.0, 2.0):
-        after, metrics = test.one_step(test.settings(learning_rate=peak))
+        after, metrics = test.one_step(learning_rate=peak)
         expected = peak * test.factors.max()
         if not np.isclose(metrics.learning_rate, expected):
             return f"logged {metrics.learning_rate}, but peak times shape is {expected}"
@@ -186,15 +86,16 @@ def applies_the_logged_rate(test: OptimizerUnderTest) -> Fault:
 
 def goes_downhill(test: OptimizerUnderTest) -> Fault:
     """The first updates go against the gradient."""
-    change = jax.tree.leaves(test.change(test.settings(), test.gradients))
+    change = jax.tree.leaves(test.change(test.part(), test.gradients))
     slope = sum(map(np.vdot, change, jax.tree.leaves(test.gradients)))
     return None if slope < 0 else f"update times gradient is {slope:.4g}, wanted below 0"
 
 
 def gives_finite_updates(test: OptimizerUnderTest) -> Fault:
+    """Updates are finite for a gradient of any size, and for none."""
     for scale in (0.0, 1e-12, 1.0, 1e6):
         gradients = optax.tree.scale(scale, test.gradients)
-        fault = not_finite("update", test.change(test.settings(), gradients))
+        fault = not_finite("update", test.change(test.part(), gradients))
         if fault:
             return f"{fault} where the gradient has size {scale:g}"
     return None
@@ -202,15 +103,15 @@ def gives_finite_updates(test: OptimizerUnderTest) -> Fault:
 
 def leaves_parameters_alone_without_gradient(test: OptimizerUnderTest) -> Fault:
     """Without gradient and decay nothing moves."""
-    change = test.change(test.settings(momentum=0.9), optax.tree.zeros_like(test.gradients))
+    change = test.change(test.part(momentum=0.9), optax.tree.zeros_like(test.gradients))
     moved = [path for path, leaf in named_arrays(change).items() if np.any(leaf)]
     return f"{', '.join(moved)} moved without gradient or decay" if moved else None
 
 
 def decays_matrices_only(test: OptimizerUnderTest) -> Fault:
     """Weight decay changes no leaf of rank below two: biases and scales are exempt."""
-    plain = named_arrays(test.change(test.settings(), test.gradients))
-    decayed = named_arrays(test.change(test.settings(weight_decay=0.5), test.gradients))
+    plain = named_arrays(test.change(test.part(), test.gradients))
+    decayed = named_arrays(test.change(test.part(weight_decay=0.5), test.gradients))
     wrong = [
         path
         for path, leaf in plain.items()
@@ -221,19 +122,51 @@ def decays_matrices_only(test: OptimizerUnderTest) -> Fault:
 
 def clips_the_gradient(test: OptimizerUnderTest) -> Fault:
     """What reaches the rule is no longer than the clip norm, and else whole; the metrics say so."""
-    for bound in (1e-3, np.inf):
-        after, metrics = test.one_step(test.settings(clip_norm=bound))
-        given, wanted = float(after.optimizer_state[1]), min(bound, float(metrics.gradient_norm))
-        if not np.isclose(given, wanted) or bool(metrics.clipped) != (bound < 1):
-            return (
-                f"at clip norm {bound:g} a gradient of norm {given:.4g} came, wanted {wanted:.4g}"
-            )
+    for bound in (1e-3, None):
+        after, metrics = test.one_step(clip_norm=bound)
+        norm = float(metrics.gradient_norm)
+        given, wanted = float(after.optimizer_state[1]), norm if bound is None else min(bound, norm)
+        if not np.isclose(given, wanted) or bool(metrics.clipped) != (bound is not None):
+            return f"at clip norm {bound} a gradient of norm {given:.4g} came, wanted {wanted:.4g}"
+    return None
+
+
+def evaluates_its_own_parameters(test: OptimizerUnderTest) -> Fault:
+    """What is evaluated after some steps is finite and like what is trained."""
+    optimizer = test.part().traced()
+    parameters, state = test.after(optimizer, test.gradients, steps=2)
+    evaluated = optimizer.evaluated(parameters, state)
+    check_like(optimizer, "evaluated", "the evaluated parameters", evaluated, parameters)
+    came, wanted = jax.tree.structure(evaluated), jax.tree.structure(parameters)
+    if came != wanted:
+        return f"the evaluated parameters are {came}, wanted {wanted}"
+    return not_finite("evaluated parameter", evaluated)
+
+
+def leaves_frozen_leaves_alone(test: OptimizerUnderTest) -> Fault:
+    """What is frozen is the same to the bit in training and evaluation, and has no state."""
+    recipe = test.recipe(test.part(freeze=(FROZEN,)))
+    before = state = test.state(recipe)
+    held = [path for path in named_arrays(state.optimizer_state) if FROZEN in path]
+    if held:
+        return f"with freeze {FROZEN} the state still holds {', '.join(held)}"
+    train_step = compiled_quickly(step.train_step)
+    for _ in range(2):
+        state, _ = train_step(state, recipe, test.batch)
+    first, *others = (
+        {path: leaf for path, leaf in named_arrays(model).items() if path.startswith(FROZEN)}
+        for model in (before.model, state.model, evaluated_model(state, recipe))
+    )
+    for other in others:
+        fault = bits_differ(first, other)
+        if fault:
+            return f"with freeze {FROZEN} it still changes: {fault}"
     return None
 
 
 def saves_and_restores(test: OptimizerUnderTest) -> Fault:
     """After a checkpoint in the middle the next step is bitwise the uninterrupted one."""
-    state, _ = test.one_step(test.settings())
+    state, _ = test.one_step()
     with tempfile.TemporaryDirectory() as folder, Checkpoints(Path(folder)) as checkpoints:
         checkpoints.save(0, state, {}, None)
         checkpoints.wait()
@@ -241,8 +174,7 @@ def saves_and_restores(test: OptimizerUnderTest) -> Fault:
         restored, _ = checkpoints.restore(0, sharding.template(sharding.device_mesh(1), shapes))
     # Where the state under test lies: the step is compiled for that place.
     restored = sharding.place(restored, jax.sharding.SingleDeviceSharding(jax.devices()[0]))
-    after, resumed = (
-        test.train_step(each, test.settings(), test.batch)[0] for each in (state, restored)
-    )
+    recipe = test.recipe(test.part())
+    after, resumed = (test.train_step(each, recipe, test.batch)[0] for each in (state, restored))
     fault = bits_differ(after, resumed)
     return f"the step after a restore is another one: {fault}" if fault else None

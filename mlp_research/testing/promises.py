@@ -1,7 +1,7 @@
 """Promises: functions from a thing under test to a fault or None, and a report of all faults."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, TypeVar
 
 import equinox as eqx
@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jaxtyping import PyTree
+
+from mlp_research.frozen import ConfigError
 
 Fault = str | None
 """What is wrong, in words, or None where the promise is kept."""
@@ -28,26 +30,46 @@ class ContractBroken(AssertionError):
 
 
 def check_promises(
-    name: str, promises: Mapping[str, Callable[[Subject], Fault]], subject: Subject
+    name: str,
+    promises: Mapping[str, Callable[[Subject], Fault]],
+    subject: Subject,
+    *,
+    without: Collection[str] = (),
+    foundations: int = 1,
 ) -> None:
-    """Raises `ContractBroken` with all that is broken. A promise that raises is broken too.
+    """Raise `ContractBroken` with all that is broken. A promise that raises is broken too.
 
-    The others stand on the first: where it is broken, they are not looked at.
+    The others stand on the first, or on the first `foundations`: where one of these is broken, what
+    comes after is not looked at. Raise `ConfigError` where there is no promise of a name in
+    `without`, the promises that are left out.
     """
+    unknown = [left_out for left_out in without if left_out not in promises]
+    if unknown:
+        raise ConfigError(
+            f"without names {', '.join(unknown)}, which is no promise of {name}: the promises are "
+            f"{', '.join(promises)}"
+        )
+    first = list(promises)[:foundations]
     broken: dict[str, str] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a promise that concerns one turns it into an error
         for promise, function in promises.items():
-            try:
-                fault = function(subject)
-            except Exception as error:
-                fault = f"{type(error).__name__}: {' '.join(str(error).split()):.400}"
+            fault = None if promise in without else _fault_of(function, subject)
             if fault:
                 broken[promise] = fault
-                if len(broken) == 1 and promise == next(iter(promises)):
+                if promise in first:
                     break
     if broken:
-        raise ContractBroken(name, broken, len(promises))
+        raise ContractBroken(name, broken, len(promises) - len(set(without)))
+
+
+def _fault_of(promise: Callable[[Subject], Fault], subject: Subject) -> Fault:
+    """Return what a promise says, or what it raises; a `ConfigError` speaks for itself."""
+    try:
+        return promise(subject)
+    except Exception as error:
+        kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
+        return f"{kind}{' '.join(str(error).split()):.600}"
 
 
 def compiled_quickly(function: Callable, *, donate: str = "none") -> Callable:
@@ -59,7 +81,7 @@ def compiled_quickly(function: Callable, *, donate: str = "none") -> Callable:
 def named_arrays(tree: PyTree) -> dict[str, Any]:
     """The arrays of a pytree by their paths."""
     leaves = jax.tree_util.tree_flatten_with_path(eqx.filter(tree, eqx.is_array))[0]
-    return {jax.tree_util.keystr(path).lstrip("."): _readable(leaf) for path, leaf in leaves}
+    return {_named(path): _readable(leaf) for path, leaf in leaves}
 
 
 def _readable(leaf: Any) -> Any:
@@ -120,3 +142,41 @@ def short(values: Any) -> str:
     """An array's first numbers."""
     shown = ", ".join(f"{value:.4g}" for value in np.ravel(values)[:4])
     return f"[{shown}{', ...' if values.size > 4 else ''}]"
+
+
+def other_traced_numbers(part: Any) -> Iterator[tuple[str, Any]]:
+    """Return (path, the part with another value there) for the traced numbers of a traced part.
+
+    Each gets half its value, and 0.3, as half of a tiny number may be lost in rounding.
+    """
+    for path, number in named_arrays(part).items():
+        for value in dict.fromkeys((0.5 * float(number) or 0.3, 0.3)):
+            if np.isfinite(value) and value != float(number):
+                yield path, _with_number(part, path, value)
+
+
+def _with_number(part: Any, path: str, value: float) -> Any:
+    return jax.tree_util.tree_map_with_path(
+        lambda place, leaf: jnp.float32(value) if _named(place) == path else leaf, part
+    )
+
+
+def _named(path: Any) -> str:
+    return jax.tree_util.keystr(path).lstrip(".")
+
+
+def unheeded(
+    part: Any, outcome: Callable[[Any], PyTree], but: Callable[[str], bool] = lambda path: False
+) -> Fault:
+    """Say which traced numbers of a part, `but` for some, make no difference to its outcome."""
+    before, heeded = outcome(part), {}
+    for path, other in other_traced_numbers(part):
+        if not but(path) and not heeded.get(path):
+            heeded[path] = trees_differ("", before, "", outcome(other)) is not None
+    deaf = [path for path, heard in heeded.items() if not heard]
+    return f"another {', '.join(deaf)} makes no difference: is it read from self?" if deaf else None
+
+
+def with_other_numbers(part: Any, factor: float) -> Any:
+    """Return a traced part with all its traced numbers multiplied by a factor."""
+    return jax.tree.map(lambda number: number * jnp.float32(factor), part)

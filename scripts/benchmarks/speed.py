@@ -153,9 +153,9 @@ def _steps_of(program: Experiment | Members, steps: int) -> Callable[[], float]:
         spent: list[float] = []
         with timed(spent):
             for chunk in chunks:
-                states.append(program.train_steps(states.pop(), program.settings, chunk)[0])
+                states.append(program.train_steps(states.pop(), program.recipe, chunk)[0])
             jax.block_until_ready(states[0].step)
-        return spent[0] / steps / len(program.marks)
+        return spent[0] / steps / len(program.tags)
 
     return seconds
 

@@ -15,9 +15,10 @@ from peer import Code, Weights, sizes_of
 
 from mlp_research import objectives, sharding
 from mlp_research import step as steps
+from mlp_research.config import Config
 from mlp_research.models import MLP, MLPConfig
 from mlp_research.models import mlp as mlp_file
-from mlp_research.optimizers import AdamConfig, ConstantConfig, Optimizer, Settings
+from mlp_research.program import recipe_of
 from mlp_research.shapes import Batch, RowChunk
 
 one_step = eqx.filter_jit(steps.train_step)
@@ -46,11 +47,10 @@ class EquinoxMLP:
     )
 
     def __init__(self, weights: Weights):
-        rule, mesh = AdamConfig(), sharding.device_mesh(1)
-        optimizer = Optimizer.of(rule, ConstantConfig(), total_steps=1)
-        state = steps.init_state(model_of(weights), optimizer, key=jr.key(0))
+        mesh = sharding.device_mesh(1)
+        self.recipe = recipe_of(Config(), total_steps=1)
+        state = steps.init_state(model_of(weights), self.recipe, key=jr.key(0))
         self.state = sharding.place(state, sharding.replicated(mesh))
-        self.settings = Settings.of(rule, label_smoothing=0.0)
         self.train_steps = steps.compile_train_steps(mesh)
 
     def place(self, images: np.ndarray, labels: np.ndarray) -> tuple[Array, Array]:
@@ -58,11 +58,11 @@ class EquinoxMLP:
         return jnp.asarray(images), jnp.asarray(labels)
 
     def step(self, images: Array, labels: Array) -> Array:
-        self.state, metrics = one_step(self.state, self.settings, Batch(images, labels))
+        self.state, metrics = one_step(self.state, self.recipe, Batch(images, labels))
         return jnp.asarray(metrics.loss)
 
     def train_epoch(self, images: Array, labels: Array, order: np.ndarray) -> np.ndarray:
         """One call. It is compiled for one shape of `order`: another is refused."""
         chunk = RowChunk(Batch(images, labels), jnp.asarray(order), jnp.int32(len(order)))
-        self.state, metrics = self.train_steps(self.state, self.settings, chunk)
+        self.state, metrics = self.train_steps(self.state, self.recipe, chunk)
         return np.asarray(metrics.loss)

@@ -16,29 +16,16 @@ from hypothesis import strategies as st
 from pydantic.fields import FieldInfo
 
 from mlp_research import command_line
-from mlp_research.config import Config, ConfigFileError, read_config
+from mlp_research.config import FAMILIES, FORMAT, Config, ConfigFileError, read_config
 from mlp_research.fit import fit
-from mlp_research.frozen import ConfigError, Frozen
-from mlp_research.models import MODELS, ModelConfig
-from mlp_research.optimizers import (
-    LARGEST,
-    OPTIMIZERS,
-    SCHEDULES,
-    SMALLEST,
-    OptimizerConfig,
-    ScheduleConfig,
-)
+from mlp_research.frozen import LARGEST, SMALLEST, ConfigError, Frozen
 from mlp_research.report import Report
 from scripts import evaluate
-from tests.made import small_config, small_execution
+from tests.made import own_kinds, small_config, small_execution
 from tests.processes import load_script
 
 TRAIN = load_script("train")
-TABLES: dict[type, dict[str, Any]] = {
-    ModelConfig: dict(MODELS),
-    OptimizerConfig: dict(OPTIMIZERS),
-    ScheduleConfig: dict(SCHEDULES),
-}
+TABLES: dict[type, dict[str, Any]] = {family: own_kinds(family) for family in FAMILIES.values()}
 QUIET: dict[str, Any] = {
     "deadline": None,
     "database": None,
@@ -88,6 +75,8 @@ def values_of(annotation: Any, metadata: typing.Iterable[Any]) -> st.SearchStrat
         return st.none()
     if annotation is bool:
         return st.booleans()
+    if annotation is str:  # paths of parameters
+        return st.from_regex(r"[a-z]+(\[[0-9]\])?(\.[a-z]+)?", fullmatch=True)
     if annotation in TABLES:
         return st.one_of([configs_of(kind) for kind in TABLES[annotation].values()])
     if annotation in (int, float):
@@ -130,13 +119,14 @@ def test_every_accepted_config_round_trips_through_json(cases: int, tally: Tally
     def round_trip(config: Config) -> None:
         text = json.dumps(config.to_json(), allow_nan=False)
         again = Config.from_json(text)
-        assert again == config and type(again.model) is type(config.model)
+        assert again == config
+        assert [*map(type, again.parts.values())] == [*map(type, config.parts.values())]
         assert json.dumps(again.to_json()) == text
         tried.append(config)
 
     round_trip()
-    kinds = {(c.model.kind, c.optimizer.kind, c.schedule.kind) for c in tried}
-    assert len({kind for three in kinds for kind in three}) == sum(map(len, TABLES.values()))
+    kinds = {(name, part.kind) for config in tried for name, part in config.parts.items()}
+    assert kinds == {(name, kind) for name in FAMILIES for kind in TABLES[FAMILIES[name]]}
     tally("accepted config through JSON", len(tried), len(tried), "nothing: the equal config")
 
 
@@ -205,6 +195,8 @@ def rejected(field: FieldInfo) -> Iterator[tuple[Any, list[str]]]:
         yield from ((value, wrong) for value in ("many", {"a": 1}))
     if kind is int:
         yield 1.5, ["integer"]
+    if kind is str:
+        yield from ((value, ["string"]) for value in (3, {"a": 1}))
     if kind is bool:
         yield from ((value, ["boolean"]) for value in ("perhaps", 7))
     if get_origin(kind) is Literal:
@@ -213,7 +205,7 @@ def rejected(field: FieldInfo) -> Iterator[tuple[Any, list[str]]]:
 
 def document_with(path: tuple[str, ...], owner: type[Frozen], value: Any) -> dict[str, Any]:
     """A config as JSON in which one field holds a value."""
-    document: dict[str, Any] = {}
+    document: dict[str, Any] = {"format": FORMAT}
     inner = document
     for name in path[:-1]:
         inner = inner.setdefault(name, {})
@@ -230,7 +222,8 @@ def test_every_rejected_value_is_named_with_its_field_and_bound(tally: Tally):
         found = list(rejected(field))
         assert found, f"nothing is refused of {path}"
         for value, words in found:
-            text = json.dumps(document_with(path, owner, [3, value] if is_tuple else value))
+            sound = "head" if path[-1] == "freeze" else 3
+            text = json.dumps(document_with(path, owner, [sound, value] if is_tuple else value))
             with pytest.raises(ConfigError) as caught:
                 Config.from_json(text)
             message, shown = str(caught.value), ".".join((*path, *(["1"] if is_tuple else [])))
@@ -251,29 +244,60 @@ FOREIGN = {
     "null": ("null", "must be an object"),
     "a number": ("3", "must be an object"),
     "a long number": ('{"seed": ' + "9" * 10_000 + "}", "10000 digits"),
-    "a large number": ('{"seed": ' + "9" * 400 + "}", "seed is 9999"),
-    "not a number": ('{"optimizer": {"kind": "adam", "b1": NaN}}', "optimizer.b1 is nan"),
-    "infinity": ('{"optimizer": {"kind": "adam", "b1": -Infinity}}', "optimizer.b1 is -inf"),
+    "no format": ("{}", "format is None, but this version of mlp_research reads format 2"),
+    "an earlier version's": ('{"train": {"label_smoothing": 0.1}}', "format is None, but this"),
+    "another format": ('{"format": 3}', "format is 3, but this version of mlp_research reads"),
+    "a format in words": ('{"format": "2"}', "format is '2', but this version of mlp_research"),
+    "a large number": ('{"format": 2, "seed": ' + "9" * 400 + "}", "seed is 9999"),
+    "not a number": (
+        '{"format": 2, "optimizer": {"kind": "adam", "b1": NaN}}',
+        "optimizer.b1 is nan",
+    ),
+    "infinity": (
+        '{"format": 2, "optimizer": {"kind": "adam", "b1": -Infinity}}',
+        "optimizer.b1 is -inf",
+    ),
     "an abyss": ("[" * 100_000, "nested"),
     "an abyss of objects": ('{"model": ' * 100_000, "nested"),
-    "self": ('{"self": 1}', "self is not a setting"),
-    "self inside": ('{"train": {"self": 1}}', "train.self is not a setting"),
-    "self in a kind": ('{"model": {"kind": "mlp", "self": 1}}', "model.self is not a setting"),
-    "an unknown field": ('{"ensemble": 3}', "ensemble is not a setting"),
-    "an unknown field inside": ('{"train": {"accumulate": 2}}', "train.accumulate is not a"),
-    "an unknown model": ('{"model": {"kind": "wide"}}', "model.kind is 'wide': it must be one of"),
-    "an unknown rule": ('{"optimizer": {"kind": "muon"}}', "optimizer.kind is 'muon'"),
-    "an unknown schedule": ('{"schedule": {"kind": "wsd"}}', "schedule.kind is 'wsd'"),
-    "no kind": ('{"model": {"widths": [3]}}', "model.kind is 'None'"),
-    "a kind that is a list": ('{"model": {"kind": ["mlp"]}}', "model.kind"),
-    "a field that is null": ('{"train": null}', "train is None"),
-    "a model that is null": ('{"model": null}', "model is None"),
-    "a model that is text": ('{"model": "mlp"}', "model is 'mlp'"),
-    "a field that is a list": ('{"data": []}', "data is []"),
-    "a half character": ('{"model": {"kind": "\\ud800"}}', "model.kind is '\\ud800'"),
+    "self": ('{"format": 2, "self": 1}', "self is not a setting"),
+    "self inside": ('{"format": 2, "train": {"self": 1}}', "train.self is not a setting"),
+    "self in a kind": (
+        '{"format": 2, "model": {"kind": "mlp", "self": 1}}',
+        "model.self is not a setting",
+    ),
+    "an unknown field": ('{"format": 2, "ensemble": 3}', "ensemble is not a setting"),
+    "an unknown field inside": (
+        '{"format": 2, "train": {"accumulate": 2}}',
+        "train.accumulate is not a",
+    ),
+    "an unknown model": (
+        '{"format": 2, "model": {"kind": "wide"}}',
+        "model.kind is 'wide': it must be one of",
+    ),
+    "an unknown rule": ('{"format": 2, "optimizer": {"kind": "muon"}}', "optimizer.kind is 'muon'"),
+    "an unknown objective": (
+        '{"format": 2, "objective": {"kind": "hinge"}}',
+        "objective.kind is 'hinge'",
+    ),
+    "an unknown schedule": ('{"format": 2, "schedule": {"kind": "wsd"}}', "schedule.kind is 'wsd'"),
+    "no kind": (
+        '{"format": 2, "model": {"widths": [3]}}',
+        "model.kind is missing: it must be one of",
+    ),
+    "a kind that is a list": ('{"format": 2, "model": {"kind": ["mlp"]}}', "model.kind is ['mlp']"),
+    "a field that is null": ('{"format": 2, "train": null}', "train is None"),
+    "a model that is null": (
+        '{"format": 2, "model": null}',
+        "model.kind is missing: it must be one of",
+    ),
+    "a model that is a number": ('{"format": 2, "model": 3}', "model.kind is missing"),
+    "a model that is text": ('{"format": 2, "model": "wide"}', "model.kind is 'wide'"),
+    "a field that is a list": ('{"format": 2, "data": []}', "data is []"),
+    "a half character": ('{"format": 2, "model": {"kind": "\\ud800"}}', "model.kind is '\\ud800'"),
 }
 
 
+@pytest.mark.usefixtures("only_the_packages_kinds")
 @pytest.mark.parametrize("name", FOREIGN)
 def test_a_document_that_is_no_config_is_refused_in_words(name: str, tmp_path: Path):
     text, words = FOREIGN[name]

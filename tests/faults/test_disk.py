@@ -16,13 +16,12 @@ from typing import Any
 
 import pytest
 
-from mlp_research import command_line
+from mlp_research import command_line, program
 from mlp_research.checkpoint import CheckpointError, Checkpoints
 from mlp_research.experiment import Experiment
 from mlp_research.fit import fit
 from mlp_research.models import MLPConfig
 from mlp_research.report import Report
-from mlp_research.step import TrainState
 from tests.laws import lasting_lines
 from tests.made import VALIDATION_ROWS, arrays_of, small_config, small_execution
 from tests.processes import load_script
@@ -45,19 +44,19 @@ def whole(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def template(data_dir: Path) -> TrainState:
-    return Experiment.of(CONFIG, small_execution(data_dir)).template()
+def template(data_dir: Path) -> program.Saved:
+    return Experiment.of(CONFIG, small_execution(data_dir)).saved_template()
 
 
 Saved = dict[int, tuple[list[bytes], dict[str, Any]]]
 
 
-def content(state: TrainState) -> list[bytes]:
+def content(state: program.Saved) -> list[bytes]:
     return [leaf.tobytes() for leaf in arrays_of(state)]
 
 
 @pytest.fixture(scope="module")
-def saved(whole: Path, template: TrainState) -> Saved:
+def saved(whole: Path, template: program.Saved) -> Saved:
     """Step -> (bits of the state, notes) of the run's checkpoints."""
     found = {}
     with Checkpoints(whole / "checkpoints", reading=True) as checkpoints:
@@ -100,13 +99,13 @@ def checkpoint_files(run_dir: Path, step: int) -> list[str]:
     )
 
 
-def outcome(folder: Path, template: TrainState, saved: Saved) -> str:
+def outcome(folder: Path, template: program.Saved, saved: Saved) -> str:
     """What became of a damaged folder of checkpoints; AssertionError where it is not right."""
     with Checkpoints(folder) as checkpoints:
         restored = checkpoints.restore_newest(template)
     assert restored is not None, "a checkpoint was overlooked, and the run would begin anew"
     state, notes, damage = restored
-    step = int(state.step)
+    step = int(state.state.step)
     assert (content(state), notes) == saved[step], "a change was accepted"
     if step == STEPS:
         assert damage == []
@@ -137,7 +136,7 @@ def test_a_checkpoint_with_any_file_damaged_is_passed_over_and_named(
     times: int,
     thorough: bool,
     whole: Path,
-    template: TrainState,
+    template: program.Saved,
     saved: Saved,
     tmp_path: Path,
     tally: Tally,
@@ -162,7 +161,7 @@ def test_a_checkpoint_with_any_file_damaged_is_passed_over_and_named(
 
 @pytest.mark.parametrize("damaged", [[STEPS], [EPOCH], [EPOCH, STEPS]], ids=str)
 def test_a_checkpoint_that_orbax_cannot_list_hides_no_other(
-    damaged: list[int], whole: Path, template: TrainState, saved: Saved, tmp_path: Path
+    damaged: list[int], whole: Path, template: program.Saved, saved: Saved, tmp_path: Path
 ):
     folder = shutil.copytree(whole / "checkpoints", tmp_path / "checkpoints")
     for step in damaged:
@@ -199,7 +198,7 @@ def test_checkpoints_that_a_killed_run_had_not_removed_yet_go_when_it_ends(
 
 @pytest.mark.parametrize("damage", [emptied, flipped, removed], ids=lambda damage: damage.__name__)
 def test_where_no_checkpoint_is_sound_the_refusal_names_each(
-    damage: Damage, whole: Path, template: TrainState, tmp_path: Path
+    damage: Damage, whole: Path, template: program.Saved, tmp_path: Path
 ):
     folder = shutil.copytree(whole / "checkpoints", tmp_path / "checkpoints")
     for step in (EPOCH, STEPS):
@@ -338,7 +337,7 @@ def test_a_run_that_cannot_write_says_so_and_goes_on_to_the_same_bits_when_it_ca
     words: list[str],
     call: Call,
     whole: Path,
-    template: TrainState,
+    template: program.Saved,
     saved: Saved,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

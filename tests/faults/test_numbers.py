@@ -21,7 +21,7 @@ from mlp_research.fit import fit
 from mlp_research.frozen import ConfigError
 from mlp_research.idx import DataError
 from mlp_research.models import MixerConfig, MLPConfig, ModelConfig, ResidualConfig
-from mlp_research.objectives import cross_entropy, is_correct
+from mlp_research.objectives import CrossEntropy, cross_entropy, is_correct
 from mlp_research.optimizers import AdamConfig, LionConfig, OptimizerConfig, SGDConfig
 from mlp_research.report import Report
 from mlp_research.run import NonFiniteError
@@ -90,7 +90,8 @@ EDGES: list[tuple[str, dict[str, Any], dict[str, Any], int]] = [
     (
         "a mixer of width one",
         {
-            "train": TrainConfig(epochs=1, batch_size=100, label_smoothing=0.99),
+            "train": TrainConfig(epochs=1, batch_size=100),
+            "objective": CrossEntropy(label_smoothing=0.99),
             "model": MixerConfig(patch_size=1, width=1, blocks=1, token_width=1, channel_width=1),
         },
         {},

@@ -93,8 +93,8 @@ def test_each_way_to_run_what_is_read_would_be_found(source: str):
     assert list(dangers(source))
 
 
-def test_only_the_models_own_file_is_imported_by_its_path():
-    """`--model path.py:Name` runs that file, as the user asks; nothing else takes a path."""
+def test_only_the_files_of_parts_are_imported_by_their_path():
+    """`--with` and `--model path.py:Name` run a file, as the user asks; nothing else does."""
     users = {
         path.relative_to(ROOT).as_posix()
         for path in [*(ROOT / "mlp_research").rglob("*.py"), *(ROOT / "scripts").rglob("*.py")]
@@ -141,7 +141,7 @@ def test_a_pickle_in_place_of_any_file_is_refused_and_never_run(
 ):
     marker, tried = tmp_path / "marker", 0
     payload = pickle.dumps(Bomb(marker))
-    template = Experiment.of(small_config(epochs=1), small_execution(data_dir)).template()
+    template = Experiment.of(small_config(epochs=1), small_execution(data_dir)).saved_template()
     for path in sorted((run_dir / "checkpoints").rglob("*")):
         if path.is_file():
             path.write_bytes(payload)

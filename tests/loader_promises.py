@@ -1,4 +1,4 @@
-"""What a loader's plan promises; `testing.check_loader` asks."""
+"""What a loader's plan promises; tests hold the package's own plan against it."""
 
 import dataclasses
 import functools
@@ -126,3 +126,22 @@ def streams_what_it_plans(test: LoaderUnderTest) -> Fault:
     ]
     same = np.array_equal(arrived, test.rows)
     return None if same else "the images that arrive are not those of the planned rows"
+
+
+LOADER_PROMISES = {
+    promise.__name__: promise
+    for promise in (
+        can_be_built,
+        orders_every_row_each_epoch,
+        gives_full_batches,
+        trains_on_no_row_twice_an_epoch,
+        stays_within_the_training_rows,
+        repeats_the_order_of_its_seed,
+        changes_the_order_every_epoch,
+        changes_the_order_with_the_seed,
+        resumes_at_any_step,
+        gives_the_same_batches_for_any_chunk_length,
+        streams_what_it_plans,
+    )
+}
+"""What a loader promises; the first is what the others stand on."""
