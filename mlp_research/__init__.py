@@ -12,6 +12,7 @@ from mlp_research import contracts
 
 contracts.install()  # before the modules whose functions it checks
 
+from mlp_research.base_config import Fraction, NonNegativeFloat, PositiveFloat
 from mlp_research.config import (
     PRESETS,
     Config,
@@ -21,10 +22,9 @@ from mlp_research.config import (
     TrainConfig,
 )
 from mlp_research.contracts import Checked, ContractError
-from mlp_research.datasets import DataConfig
-from mlp_research.experiment import Experiment
+from mlp_research.data.datasets import DataConfig
+from mlp_research.errors import ConfigError, Failure
 from mlp_research.fit import Result, fit
-from mlp_research.frozen import ConfigError, Failure, Fraction, NonNegativeFloat, PositiveFloat
 from mlp_research.models import (
     MLP,
     Mixer,
@@ -44,15 +44,16 @@ from mlp_research.optimizers import (
     SGDConfig,
     matrices,
 )
-from mlp_research.parts import TRACED, Part, Traced
-from mlp_research.prng import example_keys
-from mlp_research.schedules import (
+from mlp_research.optimizers.schedules import (
     ConstantConfig,
     LinearConfig,
     OneCycleConfig,
     ScheduleConfig,
     WarmupCosineConfig,
 )
+from mlp_research.parts import TRACED, Part, Traced
+from mlp_research.prng import example_keys
+from mlp_research.programs.single import Experiment
 
 if _collecting:
     gc.enable()

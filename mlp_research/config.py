@@ -11,26 +11,27 @@ from typing import Annotated, Any
 import tyro
 from pydantic import Field, NonNegativeInt, PositiveInt
 
-from mlp_research.datasets import DEFAULT_DIRECTORY, DataConfig, Splits
-from mlp_research.frozen import ConfigError, Failure, Frozen, json_value
+from mlp_research.base_config import BaseConfig, json_value
+from mlp_research.data.datasets import DEFAULT_DIRECTORY, DataConfig, Splits
+from mlp_research.errors import ConfigError, Failure
 from mlp_research.models import MixerConfig, MLPConfig, ModelConfig, ResidualConfig
 from mlp_research.objectives import CrossEntropy, Objective
 from mlp_research.optimizers import AdamConfig, AdamWConfig, OptimizerConfig
-from mlp_research.parts import Part, is_family
-from mlp_research.prng import SEEDS
-from mlp_research.schedules import (
+from mlp_research.optimizers.schedules import (
     ConstantConfig,
     LinearConfig,
     OneCycleConfig,
     ScheduleConfig,
     WarmupCosineConfig,
 )
+from mlp_research.parts import Part, is_family
+from mlp_research.prng import SEEDS
 
 FORMAT = 2
 """Number of the format of config.json; it changes when an older version could misread one."""
 
 
-class TrainConfig(Frozen, frozen=True):
+class TrainConfig(BaseConfig, frozen=True):
     """How long, and on how much at once."""
 
     epochs: PositiveInt = 10
@@ -39,7 +40,7 @@ class TrainConfig(Frozen, frozen=True):
     """Examples of one step, over all devices; the last partial batch of an epoch is left out."""
 
 
-class EvaluationConfig(Frozen, frozen=True):
+class EvaluationConfig(BaseConfig, frozen=True):
     """What is evaluated after every epoch beside the validation rows."""
 
     train_rows: NonNegativeInt = 0
@@ -53,7 +54,7 @@ STREAMS = ("init", "order", "dropout")
 """The streams of chance of a run."""
 
 
-class StreamsConfig(Frozen, frozen=True):
+class StreamsConfig(BaseConfig, frozen=True):
     """Seeds of single streams, to let one kind of chance vary while the others are held."""
 
     init: Seed | None = None
@@ -64,7 +65,7 @@ class StreamsConfig(Frozen, frozen=True):
     """Seed of the dropout masks; by default the run's."""
 
 
-class Config(Frozen, frozen=True):
+class Config(BaseConfig, frozen=True):
     """What decides the numbers of a run."""
 
     seed: Seed = 0
@@ -194,7 +195,7 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-class Execution(Frozen, frozen=True):
+class Execution(BaseConfig, frozen=True):
     """How this machine computes a run. Nothing here changes a number by more than rounding."""
 
     data_dir: Annotated[Path, tyro.conf.arg(name="data.dir")] = DEFAULT_DIRECTORY

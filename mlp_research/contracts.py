@@ -12,6 +12,7 @@ import inspect
 import io
 import math
 import os
+import pkgutil
 import re
 import sys
 import types
@@ -29,17 +30,12 @@ from beartype import BeartypeConf, beartype, door, roar
 from jaxtyping._import_hook import Typechecker, _JaxtypingLoader  # no public way takes a path
 
 TYPECHECKER = "mlp_research.contracts.check"
-CHECKED_MODULES = tuple(  # not config and frozen: pydantic validates those
-    f"mlp_research.{name}"
-    for name in (
-        *("shapes", "prng", "idx", "datasets", "comparison", "figures", "report"),
-        *("models", "objectives", "optimizers", "loader", "sharding", "checkpoint", "fingerprint"),
-        *("step", "per_example", "curvature", "anatomy", "experiment", "members"),
-        *("metrics_log", "environment", "run_folder", "run", "fit", "predictions", "testing"),
-        *("grid", "sweep", "sweep_figures", "results", "profiling", "processes", "saved_run"),
-        *("timing", "timing_figures", "curvature_figures", "per_example_figures", "exporting"),
-        "derivatives",
-    )
+UNCHECKED = ("base_config", "config", "contracts", "errors", "parts")
+"""Modules that pydantic validates, and those that the checks themselves need."""
+CHECKED_MODULES = tuple(
+    f"mlp_research.{module.name}"
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)])
+    if module.name not in UNCHECKED
 )
 _BEARTYPE = BeartypeConf(is_pep484_tower=True, is_color=False)  # as for pyright, an int is a float
 

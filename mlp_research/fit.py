@@ -9,20 +9,20 @@ from typing import Any
 import jax
 import numpy as np
 
-from mlp_research import anatomy, processes
-from mlp_research.checkpoint import Checkpoints
 from mlp_research.config import Config, Execution
-from mlp_research.experiment import Experiment
-from mlp_research.metrics_log import step_lines
-from mlp_research.models import Model
+from mlp_research.models import Model, summary
 from mlp_research.objectives import Evaluation
-from mlp_research.profiling import profiled
-from mlp_research.program import Program
-from mlp_research.report import Report
+from mlp_research.programs.base import Program
+from mlp_research.programs.single import Experiment
 from mlp_research.run import EpochClock, Run, mean_of
-from mlp_research.run_folder import RunFolder, default_run_dir, writing
 from mlp_research.step import StepMetrics, TrainState
-from mlp_research.stopping import Stopped, StopRequest
+from mlp_research.storage.checkpoint import Checkpoints
+from mlp_research.storage.metrics_log import step_lines
+from mlp_research.storage.run_folder import RunFolder, default_run_dir, writing
+from mlp_research.system import processes
+from mlp_research.system.profiling import profiled
+from mlp_research.system.stopping import Stopped, StopRequest
+from mlp_research.terminal.report import Report
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +176,7 @@ def finish(run: Run, state: TrainState, compile_seconds: float) -> list[dict[str
     check_finite(run, results, int(state.step.max()))
     epochs = {line["epoch"]: line for line in log.epochs}.values()
     shared = {
-        "parameters": anatomy.count(state.model) // state.step.size,
+        "parameters": summary.count(state.model) // state.step.size,
         "steps": int(state.step.max()),
         "train_seconds": sum(line["train_seconds"] for line in epochs),
         "compile_seconds": compile_seconds,

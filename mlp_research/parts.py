@@ -22,7 +22,8 @@ import pydantic
 from jax.tree_util import GetAttrKey
 from pydantic_core import core_schema
 
-from mlp_research.frozen import ConfigError, Frozen
+from mlp_research.base_config import BaseConfig
+from mlp_research.errors import ConfigError
 
 PACKAGE = Path(__file__).parent
 
@@ -46,7 +47,7 @@ def is_family(cls: type) -> bool:
     return "kinds" in vars(cls)
 
 
-class Part(Frozen, abc.ABC, frozen=True):
+class Part(BaseConfig, abc.ABC, frozen=True):
     """One part of an experiment. `kind` is its name on the command line and in config.json."""
 
     kind: str

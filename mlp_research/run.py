@@ -9,15 +9,15 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from mlp_research import processes
-from mlp_research.checkpoint import CheckpointError, Checkpoints
 from mlp_research.config import differences
-from mlp_research.frozen import Failure
-from mlp_research.program import Program
-from mlp_research.report import Report
-from mlp_research.run_folder import RunFolder
+from mlp_research.errors import Failure
+from mlp_research.programs.base import Program
 from mlp_research.step import TrainState
-from mlp_research.stopping import StopRequest
+from mlp_research.storage.checkpoint import CheckpointError, Checkpoints
+from mlp_research.storage.run_folder import RunFolder
+from mlp_research.system import processes
+from mlp_research.system.stopping import StopRequest
+from mlp_research.terminal.report import Report
 
 
 class NonFiniteError(Failure, ArithmeticError):

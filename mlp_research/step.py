@@ -10,23 +10,21 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Float32, Int32, Integer, PyTree, UInt8
 
-from mlp_research import sharding
+from mlp_research.data.batches import AnyChunk, Batch, MaskedBatch
 from mlp_research.models import Model, ModelConfig
 from mlp_research.objectives import Objective, Sums, masked_sums
 from mlp_research.optimizers import OptimizerConfig, clip_by_global_norm
+from mlp_research.optimizers.schedules import ScheduleConfig
 from mlp_research.prng import step_key
-from mlp_research.schedules import ScheduleConfig
 from mlp_research.shapes import (
-    AnyChunk,
-    Batch,
     Counter,
     HostOrDevice,
-    MaskedBatch,
     RandomKey,
     Scalar,
     strongly_typed,
     where_given,
 )
+from mlp_research.system import sharding
 
 
 class Recipe(eqx.Module):

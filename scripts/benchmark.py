@@ -25,9 +25,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
+from benchmarks import results_page
 
-from mlp_research import command_line, results
-from mlp_research.frozen import Failure
+from mlp_research.errors import Failure
+from mlp_research.terminal import command_line
 
 if TYPE_CHECKING:
     from benchmarks.measurement import Measurement
@@ -101,22 +102,24 @@ def keep(measured: "Measurement", what: str, flags: Flags) -> None:
     path = flags.output / "benchmark.json"
     kept = json.loads(path.read_text()) if path.exists() else {}
     kept[what] = {
-        "machine": [results.machine(), *accelerators()],
-        "date": results.today(),
+        "machine": [results_page.machine(), *accelerators()],
+        "date": results_page.today(),
         "values": measured.values,
     }
     path.write_text(json.dumps(kept, indent=1) + "\n")
     body = [*accelerators(), *measured.lines]
     if measured.draw is not None:
         name = f"{what}.png"
-        picture = (results.DOCUMENT.parent if flags.record else flags.output) / name
+        picture = (results_page.DOCUMENT.parent if flags.record else flags.output) / name
         measured.draw(picture)
         body += ["", f"![{measured.title}]({name})"]
         print(f"picture {picture}")
     if flags.record:
         command = f"python scripts/benchmark.py {what}"
         command += f" --repeats {flags.repeats}" if what != "parity" else ""
-        results.record(results.DOCUMENT, f"benchmark {what}", measured.title, command, body)
+        results_page.record(
+            results_page.DOCUMENT, f"benchmark {what}", measured.title, command, body
+        )
 
 
 def accelerators() -> list[str]:

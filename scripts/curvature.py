@@ -14,21 +14,25 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import tyro
+from benchmarks import results_page
 
-from mlp_research import command_line, curvature, curvature_figures, results, saved_run
+from mlp_research.analysis import curvature, curvature_figures, saved_run
+from mlp_research.analysis.curvature import Curvature, Matrix, SpectralDensity
+from mlp_research.analysis.curvature_figures import Panel
+from mlp_research.analysis.saved_run import SavedModel, SavedRunFlags, SplitName
 from mlp_research.config import Config
-from mlp_research.curvature import Curvature, Matrix, SpectralDensity
-from mlp_research.curvature_figures import Panel
-from mlp_research.experiment import Experiment
-from mlp_research.frozen import ConfigError
+from mlp_research.data.batches import Batch
+from mlp_research.errors import ConfigError
 from mlp_research.models import Model
 from mlp_research.optimizers import SGDConfig
+from mlp_research.optimizers.schedules import ConstantConfig
 from mlp_research.prng import stream_key
-from mlp_research.report import Report, aligned
-from mlp_research.run_folder import RunFolderError, write_atomically
-from mlp_research.saved_run import SavedModel, SavedRunFlags, SplitName
-from mlp_research.schedules import ConstantConfig
-from mlp_research.shapes import Batch, RandomKey
+from mlp_research.programs.single import Experiment
+from mlp_research.shapes import RandomKey
+from mlp_research.storage.run_folder import RunFolderError, write_atomically
+from mlp_research.sweep import tables
+from mlp_research.terminal import command_line
+from mlp_research.terminal.report import Report, aligned
 
 MATRICES: dict[Matrix, str] = {"hessian": "Hessian", "gauss-newton": "Gauss-Newton"}
 GRID_POINTS = 1600
@@ -261,10 +265,10 @@ def record(flags: Flags, argv: Sequence[str], numbers: dict[str, Any]) -> None:
         f"{flags.split} rows, {numbers['parameters']:,} parameters."
     )
     headings = ("step", "mean cross-entropy", *(f"largest, {MATRICES[name]}" for name in MATRICES))
-    body = [about, "", *results.table(*spectra_table(numbers["spectra"])), ""]
-    body += results.table(headings, points)
+    body = [about, "", *tables.table(*spectra_table(numbers["spectra"])), ""]
+    body += tables.table(headings, points)
     command = shlex.join(["python", "scripts/curvature.py", *words])
-    results.record(results.DOCUMENT, "curvature", "Curvature", command, body)
+    results_page.record(results_page.DOCUMENT, "curvature", "Curvature", command, body)
 
 
 if __name__ == "__main__":

@@ -11,16 +11,25 @@ import numpy as np
 import tyro
 from jaxtyping import Array
 
-from mlp_research import command_line, figures, predictions, sharding
-from mlp_research.experiment import Experiment
-from mlp_research.frozen import json_value
+from mlp_research import figures
+from mlp_research.analysis import predictions
+from mlp_research.analysis.saved_run import (
+    SavedRunFlags,
+    SplitName,
+    chosen_split,
+    open_run,
+    restore,
+)
+from mlp_research.base_config import json_value
+from mlp_research.data.batches import MaskedBatch, Split
 from mlp_research.models import Model
 from mlp_research.objectives import Evaluation, Objective, Sums
-from mlp_research.report import Report, aligned
-from mlp_research.run_folder import RunFolderError
-from mlp_research.saved_run import SavedRunFlags, SplitName, chosen_split, open_run, restore
-from mlp_research.shapes import MaskedBatch, Split
+from mlp_research.programs.single import Experiment
 from mlp_research.step import batch_logits, eval_step
+from mlp_research.storage.run_folder import RunFolderError
+from mlp_research.system import sharding
+from mlp_research.terminal import command_line
+from mlp_research.terminal.report import Report, aligned
 
 WORST = 25
 """How many of the most confident mistakes are shown."""

@@ -13,12 +13,13 @@ import jax
 import numpy as np
 import tyro
 
-from mlp_research import command_line, exporting, saved_run
-from mlp_research.exporting import ExportError, LogitsFunction, Platform
+from mlp_research.analysis import export, saved_run
+from mlp_research.analysis.export import ExportError, LogitsFunction, Platform
+from mlp_research.data.batches import Split
 from mlp_research.models import Model
-from mlp_research.report import Report
-from mlp_research.run_folder import RunFolderError, write_atomically
-from mlp_research.shapes import Split
+from mlp_research.storage.run_folder import RunFolderError, write_atomically
+from mlp_research.terminal import command_line
+from mlp_research.terminal.report import Report
 
 CHECKED_AT_ONCE = 1000
 """Test rows of one call when the written program is compared with the model."""
@@ -32,7 +33,7 @@ class Flags(saved_run.SavedRunFlags):
     """Devices on which the state is read; the file asks for one, wherever it is run."""
     output: Path | None = None
     """Folder for the three files; by default RUN_DIR/export."""
-    platforms: tuple[Platform, ...] = exporting.PLATFORMS
+    platforms: tuple[Platform, ...] = export.PLATFORMS
     """Kinds of device that the one file can be run on."""
 
 
@@ -42,15 +43,15 @@ def main(argv: Sequence[str]) -> None:
     saved = saved_run.restore(experiment, flags)
     data = experiment.data
     pixels = data.test.images.shape[1]
-    exported = exporting.export(saved.model, pixels, flags.platforms)
-    content = exporting.serialize(exported)
-    checked = agreement(saved.model, exporting.deserialize(content), data.test)
+    exported = export.export(saved.model, pixels, flags.platforms)
+    content = export.serialize(exported)
+    checked = agreement(saved.model, export.deserialize(content), data.test)
     output = flags.output or flags.run_dir / "export"
     texts = {
         "model.stablehlo.mlir": exported.mlir_module(),
-        "load.py": exporting.loader(content, pixels, data.classes),
+        "load.py": export.loader(content, pixels, data.classes),
     }
-    write(output, {exporting.MODEL_FILE: content} | {name: t.encode() for name, t in texts.items()})
+    write(output, {export.MODEL_FILE: content} | {name: t.encode() for name, t in texts.items()})
     Report().facts(
         {
             "model": f"step {saved.step:,} of {flags.run_dir}, its {flags.checkpoint} state",
@@ -58,7 +59,7 @@ def main(argv: Sequence[str]) -> None:
             "gives": f"logits float32 [batch, {data.classes}], randomness off",
             "runs on": ", ".join(flags.platforms),
             "check": checked,
-            "written": f"{output / exporting.MODEL_FILE} ({len(content):,} bytes), "
+            "written": f"{output / export.MODEL_FILE} ({len(content):,} bytes), "
             f"{' and '.join(texts)} beside it",
             "use": f"python {output / 'load.py'} IMAGES.npy",
         }
@@ -71,7 +72,7 @@ def agreement(model: Model, loaded: LogitsFunction, split: Split) -> str:
     Raises `ExportError` where they differ by more than rounding.
     """
     answers = []
-    for function in (jax.jit(exporting.logits_function(model)), loaded):
+    for function in (jax.jit(export.logits_function(model)), loaded):
         parts = [
             np.asarray(function(split.images[start : start + CHECKED_AT_ONCE]))
             for start in range(0, len(split), CHECKED_AT_ONCE)

@@ -13,24 +13,34 @@ import jax
 import numpy as np
 import optax
 import tyro
+from benchmarks import results_page
 from jax.sharding import SingleDeviceSharding
 from jaxtyping import Array
 
-from mlp_research import command_line, per_example_figures, predictions, results, sharding
-from mlp_research.experiment import Experiment
-from mlp_research.frozen import ConfigError
-from mlp_research.models import Model
-from mlp_research.per_example import (
+from mlp_research.analysis import per_example_figures, predictions
+from mlp_research.analysis.per_example import (
     NoiseScale,
     factored_norms,
     gradient_noise_scale,
     mean_gradient,
 )
-from mlp_research.report import Report, aligned
-from mlp_research.run_folder import RunFolderError
-from mlp_research.saved_run import SavedModel, SavedRunFlags, models_along, open_run, restore
-from mlp_research.shapes import Batch, Split
+from mlp_research.analysis.saved_run import (
+    SavedModel,
+    SavedRunFlags,
+    models_along,
+    open_run,
+    restore,
+)
+from mlp_research.data.batches import Batch, Split
+from mlp_research.errors import ConfigError
+from mlp_research.models import Model
+from mlp_research.programs.single import Experiment
 from mlp_research.step import scale_pixels
+from mlp_research.storage.run_folder import RunFolderError
+from mlp_research.sweep import tables
+from mlp_research.system import sharding
+from mlp_research.terminal import command_line
+from mlp_research.terminal.report import Report, aligned
 
 SHEET, NORMS = "largest_gradients.png", "gradient_norms.png"
 WEAK = 0.3
@@ -96,7 +106,7 @@ def main(argv: Sequence[str]) -> None:
     report.facts({"pictures": f"{SHEET} {NORMS}"})
     if flags.record:
         note = f"Clipped: the share of gradients longer than {bound:.4g}, {source}."
-        record(flags, [*results.table(headings, rows), "", *sentences, note])
+        record(flags, [*tables.table(headings, rows), "", *sentences, note])
 
 
 def measured(experiment: Experiment, flags: Flags) -> list[Moment]:
@@ -286,14 +296,16 @@ def probability(chance: float) -> str:
 def record(flags: Flags, lines: list[str]) -> None:
     """The section of docs/results.md, with copies of the pictures beside it."""
     for name in (SHEET, NORMS):
-        shutil.copyfile(flags.run_dir / name, results.DOCUMENT.parent / name)
+        shutil.copyfile(flags.run_dir / name, results_page.DOCUMENT.parent / name)
     pictures = [
         f"![The images with the largest gradients]({SHEET})",
         f"![Gradient norm against loss]({NORMS})",
     ]
     command = f"python scripts/per_example_gradients.py {flags.run_dir}"
     title = "Which images have the largest gradients"
-    results.record(results.DOCUMENT, "per-example", title, command, [*lines, "", *pictures])
+    results_page.record(
+        results_page.DOCUMENT, "per-example", title, command, [*lines, "", *pictures]
+    )
 
 
 if __name__ == "__main__":

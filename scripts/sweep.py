@@ -7,7 +7,7 @@ from typing import Literal
 
 import jax
 
-from mlp_research import command_line
+from mlp_research.terminal import command_line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,31 +37,36 @@ def main(argv: Sequence[str]) -> None:
         SweepFlags, argv, "Train many seeds and settings, and say what their differences are worth."
     )
     # Only now: --help and a usage error need none of it.
-    from mlp_research import datasets, grid, results, sweep
-    from mlp_research.report import Report
-    from mlp_research.run_folder import default_run_dir
-    from mlp_research.stopping import Stopped
+    from benchmarks import results_page
+
+    from mlp_research.data import datasets
+    from mlp_research.storage.run_folder import default_run_dir
+    from mlp_research.sweep import design, run, tables
+    from mlp_research.system.stopping import Stopped
+    from mlp_research.terminal.report import Report
 
     run_dir = flags.run_dir or default_run_dir(f"sweep-{preset}", flags.config)
     flags = with_kept_plan(flags)
     data = datasets.load(flags.execution.data_dir, flags.config.data)
     config, labels = flags.config.on(data), data.test.labels
     del data  # each program loads its own
-    plan = grid.plan(config, flags.seeds, flags.vary, flags.vary_stream, flags.members_per_program)
+    plan = design.plan(
+        config, flags.seeds, flags.vary, flags.vary_stream, flags.members_per_program
+    )
     report = Report()
-    report.facts({"sweep": str(run_dir)} | grid.cost(plan, flags.execution))
-    with sweep.open_folder(plan, run_dir, config, flags.resume) as folder:
+    report.facts({"sweep": str(run_dir)} | design.cost(plan, flags.execution))
+    with run.open_folder(plan, run_dir, config, flags.resume) as folder:
         if folder.left_behind:
             report.say(f"taken over from {folder.left_behind}, which is gone")
         try:
-            outcomes = sweep.run(plan, folder, flags.execution, flags.lift, report)
+            outcomes = run.run(plan, folder, flags.execution, flags.lift, report)
         except Stopped as stop:
             raise Stopped(stop.signal, run_dir) from None
-        summary = sweep.conclude(plan, folder, outcomes, labels, report)
+        summary = run.conclude(plan, folder, outcomes, labels, report)
     if flags.record is not None:
         command = " ".join(["python scripts/sweep.py", *without(argv, "--run-dir", "--record")])
-        body = results.sweep_section(summary)
-        results.record(results.DOCUMENT, flags.record, flags.record, command, body)
+        body = tables.sweep_section(summary)
+        results_page.record(results_page.DOCUMENT, flags.record, flags.record, command, body)
 
 
 def without(argv: Sequence[str], *flags: str) -> list[str]:
@@ -83,7 +88,7 @@ def use_a_device_for_each_core() -> None:
 
 def with_kept_plan(flags: SweepFlags) -> SweepFlags:
     """On --resume, what was not given anew is as the folder's plan has it."""
-    from mlp_research.run_folder import RunFolderError, read_json
+    from mlp_research.storage.run_folder import RunFolderError, read_json
 
     path = flags.run_dir / "plan.json" if flags.run_dir else None
     if not flags.resume or path is None or not path.exists():

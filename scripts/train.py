@@ -6,8 +6,9 @@ from typing import Annotated
 
 import tyro
 
-from mlp_research import command_line, processes, profiling
-from mlp_research.frozen import ConfigError
+from mlp_research.errors import ConfigError
+from mlp_research.system import processes, profiling
+from mlp_research.terminal import command_line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,10 +37,10 @@ def main(argv: Sequence[str]) -> None:
         join(flags)
     profile = None if flags.profile is None else profiling.parse_steps(flags.profile)
     # Only now: --help and a usage error need none of it.
-    from mlp_research.experiment import Experiment
     from mlp_research.fit import fit
-    from mlp_research.report import Report
-    from mlp_research.run_folder import default_run_dir
+    from mlp_research.programs.single import Experiment
+    from mlp_research.storage.run_folder import default_run_dir
+    from mlp_research.terminal.report import Report
 
     if flags.dry_run:
         experiment = Experiment.of(flags.config, flags.execution)

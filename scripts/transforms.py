@@ -17,20 +17,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
+from benchmarks import derivatives, results_page, timing, timing_figures
+from benchmarks.derivatives import Row
+from benchmarks.timing import HEADINGS, Measured, Times, in_turn, medians, readable
 from jaxtyping import PyTree
 
-from mlp_research import command_line, derivatives, results, timing, timing_figures
 from mlp_research.config import Config, DataConfig, Execution, TrainConfig
-from mlp_research.datasets import DEFAULT_DIRECTORY
-from mlp_research.derivatives import Row
-from mlp_research.experiment import Experiment
-from mlp_research.frozen import Failure
+from mlp_research.data.batches import Batch, Chunk
+from mlp_research.data.datasets import DEFAULT_DIRECTORY
+from mlp_research.errors import Failure
 from mlp_research.models import MLPConfig, Model
 from mlp_research.prng import stream_key
-from mlp_research.report import Report, aligned
-from mlp_research.shapes import Batch, Chunk
+from mlp_research.programs.single import Experiment
 from mlp_research.step import TrainState, compile_train_steps, scale_pixels, train_step
-from mlp_research.timing import HEADINGS, Measured, Times, in_turn, medians, readable
+from mlp_research.sweep import tables
+from mlp_research.terminal import command_line
+from mlp_research.terminal.report import Report, aligned
 
 PICTURE = "transforms.png"
 ORDER_HEADINGS = ("tanh, grad of grad", "value", "known", "relative error", "operations")
@@ -97,7 +99,7 @@ def main(argv: Sequence[str]) -> None:
         derivatives.hessian(model, smooth_model(setting), image, flags.repeats),
     ]
     say(measured, orders)
-    default = results.DOCUMENT.parent / PICTURE if flags.record else Path(PICTURE)
+    default = results_page.DOCUMENT.parent / PICTURE if flags.record else Path(PICTURE)
     picture = flags.output or default
     title = f"JAX's transforms on the default MLP, batch {flags.batch_size}"
     try:
@@ -107,8 +109,10 @@ def main(argv: Sequence[str]) -> None:
     Report().facts({"picture": picture})
     if flags.record:
         command = shlex.join(["python", "scripts/transforms.py", *argv])
-        body = section(measured, orders, os.path.relpath(picture, results.DOCUMENT.parent))
-        results.record(results.DOCUMENT, "transforms", "The transforms, timed", command, body)
+        body = section(measured, orders, os.path.relpath(picture, results_page.DOCUMENT.parent))
+        results_page.record(
+            results_page.DOCUMENT, "transforms", "The transforms, timed", command, body
+        )
 
 
 def say(measured: Sequence[Measured], orders: Sequence[Row]) -> None:
@@ -123,9 +127,9 @@ def say(measured: Sequence[Measured], orders: Sequence[Row]) -> None:
 
 def section(measured: Sequence[Measured], orders: Sequence[Row], picture: str) -> list[str]:
     """The same as Markdown, with the picture."""
-    times = results.table(HEADINGS, [row for each in measured for row in each.rows()])
+    times = tables.table(HEADINGS, [row for each in measured for row in each.rows()])
     sentences = [f"- {each.says}" for each in measured]
-    values = results.table(ORDER_HEADINGS, orders)
+    values = tables.table(ORDER_HEADINGS, orders)
     return [*times, "", *sentences, "", *values, "", f"![Times of the transforms]({picture})"]
 
 

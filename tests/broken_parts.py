@@ -12,11 +12,11 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 from pydantic import Field
 
-from mlp_research.frozen import ConfigError
+from mlp_research.errors import ConfigError
 from mlp_research.objectives import CrossEntropy, Objective, summed
 from mlp_research.optimizers import OptimizerConfig, SGDConfig, WeightDecay
+from mlp_research.optimizers.schedules import ScheduleConfig
 from mlp_research.parts import TRACED
-from mlp_research.schedules import ScheduleConfig
 
 Breaks = tuple[Callable[[], Any], str, tuple[str, ...]]
 """A way to make the thing, the promise it is made to break, and the others that fall with it."""

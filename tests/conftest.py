@@ -26,7 +26,7 @@ import jax
 
 from mlp_research.config import FAMILIES
 from mlp_research.fit import fit
-from mlp_research.report import Report
+from mlp_research.terminal.report import Report
 from tests.made import small_config, small_execution, write_data
 
 # A shell lets its background jobs ignore Ctrl-C, and they pass that on to what they start.

@@ -14,16 +14,16 @@ import jax
 import numpy as np
 import pytest
 
-from mlp_research import sharding
-from mlp_research.experiment import Experiment
+from mlp_research.data.batches import Split
+from mlp_research.errors import ConfigError
 from mlp_research.fit import Result, fit
-from mlp_research.frozen import ConfigError
-from mlp_research.members import Members
 from mlp_research.optimizers import AdamWConfig
 from mlp_research.prng import stream_key
-from mlp_research.report import Report
-from mlp_research.shapes import Split
-from mlp_research.stopping import Stopped
+from mlp_research.programs.members import Members
+from mlp_research.programs.single import Experiment
+from mlp_research.system import sharding
+from mlp_research.system.stopping import Stopped
+from mlp_research.terminal.report import Report
 from tests.made import (
     CLASSES,
     TEST_ROWS,

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mlp_research.loader import Plan, train_chunks
-from mlp_research.shapes import Split
+from mlp_research.data.batches import Split
+from mlp_research.data.loader import Plan, train_chunks
 from mlp_research.testing.promises import Fault
 
 

@@ -12,9 +12,9 @@ import numpy as np
 from jaxtyping import Array
 
 from mlp_research.config import Config, DataConfig, Execution, TrainConfig
-from mlp_research.experiment import Experiment
 from mlp_research.models import MLPConfig, ModelConfig
 from mlp_research.parts import Part
+from mlp_research.programs.single import Experiment
 from mlp_research.step import StepMetrics, TrainState
 
 TRAIN_ROWS, VALIDATION_ROWS, TEST_ROWS, CLASSES = 200, 40, 70, 3

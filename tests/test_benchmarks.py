@@ -9,12 +9,14 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
+from benchmarks import results_page
 
-from mlp_research import anatomy, datasets, grid, results
 from mlp_research.config import Config, DataConfig, Execution, TrainConfig
-from mlp_research.experiment import Experiment
-from mlp_research.frozen import Failure
-from mlp_research.models import MLPConfig
+from mlp_research.data import datasets
+from mlp_research.errors import Failure
+from mlp_research.models import MLPConfig, summary
+from mlp_research.programs.single import Experiment
+from mlp_research.sweep import design
 from tests import processes
 from tests.made import small_config, small_execution
 
@@ -57,7 +59,7 @@ def test_the_floors_operations_are_the_matrix_products_of_a_step(data_dir: Path)
     experiment = Experiment.of(config, Execution(data_dir=data_dir, mesh_data=1))
     products = part("speed").product_operations(config.model, 64, 12, 3)
     assert products == 2 * 64 * (2 * 12 * 512 + 3 * (512 * 512 + 512 * 3))
-    counted = anatomy.operations(experiment.step_program())
+    counted = summary.operations(experiment.step_program())
     assert products < counted < 1.1 * products
 
 
@@ -83,8 +85,8 @@ def test_numbers_pictures_and_sections_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     measurement = part("measurement")
-    monkeypatch.setattr(results, "DOCUMENT", tmp_path / "docs" / "results.md")
-    results.DOCUMENT.parent.mkdir()
+    monkeypatch.setattr(results_page, "DOCUMENT", tmp_path / "docs" / "results.md")
+    results_page.DOCUMENT.parent.mkdir()
     output = tmp_path / "output"
 
     def measured(repeats: int, folder: Path) -> Any:
@@ -97,11 +99,13 @@ def test_numbers_pictures_and_sections_are_kept(
     kept = json.loads((output / "benchmark.json").read_text())
     assert kept["loader"]["values"] == kept["members"]["values"] == {"group": {"mine": [1.0, 1.0]}}
     assert (output / "loader.png").read_bytes().startswith(b"\x89PNG")
-    assert not results.DOCUMENT.exists()
+    assert not results_page.DOCUMENT.exists()
     benchmark.main(["loader", "--repeats", "3", "--output", str(output), "--record"])
-    section = results.DOCUMENT.read_text()
+    section = results_page.DOCUMENT.read_text()
     assert "`python scripts/benchmark.py loader --repeats 3`" in section
-    assert "![Speed](loader.png)" in section and (results.DOCUMENT.parent / "loader.png").exists()
+    assert (
+        "![Speed](loader.png)" in section and (results_page.DOCUMENT.parent / "loader.png").exists()
+    )
     kept = json.loads((output / "benchmark.json").read_text())
     assert len(kept["loader"]["values"]["group"]["mine"]) == 3 and "members" in kept
     assert "| group | mine |" in capsys.readouterr().out
@@ -128,7 +132,7 @@ def test_settings_are_found_by_the_names_that_a_sweep_gives_them():
             f"train.batch-size={','.join(map(str, studies.BATCHES))}",
             f"optimizer.learning-rate={','.join(rates)}",
         ]
-        named = {setting.name for setting in grid.grid(Config(), 1, vary)}
+        named = {setting.name for setting in design.grid(Config(), 1, vary)}
         assert named == {
             studies._name(schedule, batch, rate)
             for schedule in studies.SCHEDULES

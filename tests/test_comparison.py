@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from mlp_research.comparison import (
+from mlp_research.sweep.statistics import (
     MOST_SEEDS,
     Comparison,
     Interval,

@@ -20,9 +20,11 @@ import pytest
 from jaxtyping import Array, Float, Float32, PyTree, UInt8, jaxtyped
 
 from mlp_research import contracts
+from mlp_research.base_config import BaseConfig
 from mlp_research.contracts import Checked, ContractError, check, import_under_contracts
-from mlp_research.frozen import ConfigError, Frozen
-from mlp_research.shapes import Image, Images, Label, Labels, Logits, RandomKey, Scalar, Split
+from mlp_research.data.batches import Split
+from mlp_research.errors import ConfigError
+from mlp_research.shapes import Image, Images, Label, Labels, Logits, RandomKey, Scalar
 
 contract: Callable[[Any], Any] = jaxtyped(typechecker=check)
 
@@ -470,7 +472,7 @@ OWN_FILE = """
     from jaxtyping import Array, Float
     from pydantic import field_validator
 
-    from mlp_research.frozen import Frozen
+    from mlp_research.base_config import BaseConfig
 
 
     class Linear(eqx.Module):
@@ -481,7 +483,7 @@ OWN_FILE = """
             return self.scale * (self.weight @ image)
 
 
-    class LinearConfig(Frozen, frozen=True):
+    class LinearConfig(BaseConfig, frozen=True):
         kind: Literal["linear"] = "linear"
         child: "LinearConfig | None" = None
         gain: float = 1.0
@@ -563,7 +565,7 @@ PROBE = """
 
     from mlp_research.contracts import Checked, ContractError
     from mlp_research.prng import stream_key
-    from mlp_research.shapes import Split
+    from mlp_research.data.batches import Split
 
 
     class Own(Checked):
@@ -613,7 +615,7 @@ def test_another_choice_than_on_and_off_is_refused():
 
 
 def test_what_pydantic_validates_is_not_checked_twice():
-    plain = {f"mlp_research.{name}" for name in ("contracts", "frozen", "config")}
+    plain = {f"mlp_research.{name}" for name in ("contracts", "base_config", "config")}
     assert plain.isdisjoint(contracts.CHECKED_MODULES)
-    assert not hasattr(wrong(Frozen.__init__), "__wrapped__")
+    assert not hasattr(wrong(BaseConfig.__init__), "__wrapped__")
     assert hasattr(wrong(Split.__init__), "__wrapped__")

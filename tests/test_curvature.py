@@ -16,14 +16,14 @@ import pytest
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
-from mlp_research import curvature
+from mlp_research.analysis import curvature
+from mlp_research.analysis.curvature import Curvature, CurvatureError, Matrix
 from mlp_research.config import Config
-from mlp_research.curvature import Curvature, CurvatureError, Matrix
-from mlp_research.frozen import ConfigError
+from mlp_research.data.batches import Batch
+from mlp_research.errors import ConfigError
 from mlp_research.models import MixerConfig, MLPConfig, Model, ResidualConfig
 from mlp_research.optimizers import SGDConfig
-from mlp_research.schedules import LinearConfig
-from mlp_research.shapes import Batch
+from mlp_research.optimizers.schedules import LinearConfig
 from tests import processes
 from tests.test_pulse import call
 

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlp_research import datasets
-from mlp_research.datasets import DEFAULT_DIRECTORY, DataConfig, Splits, load
-from mlp_research.frozen import ConfigError
-from mlp_research.idx import DataError, read_idx
+from mlp_research.data import datasets
+from mlp_research.data.datasets import DEFAULT_DIRECTORY, DataConfig, Splits, load
+from mlp_research.data.idx import DataError, read_idx
+from mlp_research.errors import ConfigError
 
 TRAIN_IMAGES = "train-images-idx3-ubyte"
 TRAIN_LABELS = "train-labels-idx1-ubyte"

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlp_research import sharding
+from mlp_research.data.loader import evaluation_batches, row_chunks, train_chunks
 from mlp_research.fit import fit
-from mlp_research.loader import evaluation_batches, row_chunks, train_chunks
-from mlp_research.report import Report
+from mlp_research.system import sharding
+from mlp_research.terminal.report import Report
 from tests import processes
 from tests.laws import experiment_of, lasting_lines
 from tests.made import VALIDATION_ROWS, small_config, small_execution

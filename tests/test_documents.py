@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import tyro
 
-from mlp_research import grid
+from mlp_research.sweep import design
 from tests import processes
 
 README = processes.ROOT / "README.md"
@@ -226,7 +226,7 @@ def test_a_command_names_a_script_and_flags_that_exist(
     flags = parsed(monkeypatch, [placeholders.get(word, word) for word in words])
     if words[0] == "scripts/sweep.py":
         # What is varied is text for the parser: the plan knows the fields.
-        grid.plan(flags.config, flags.seeds, flags.vary, flags.vary_stream)
+        design.plan(flags.config, flags.seeds, flags.vary, flags.vary_stream)
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mlp_research import command_line, predictions
-from mlp_research.datasets import DataConfig
-from mlp_research.experiment import Experiment
+from mlp_research.analysis import predictions
+from mlp_research.data.batches import Split
+from mlp_research.data.datasets import DataConfig
 from mlp_research.fit import Result, fit
 from mlp_research.models import Model, ModelConfig
-from mlp_research.report import Report
-from mlp_research.shapes import Split
+from mlp_research.programs.single import Experiment
+from mlp_research.terminal import command_line
+from mlp_research.terminal.report import Report
 from scripts import evaluate
 from tests.made import CLASSES, small_config, small_execution
 

@@ -17,12 +17,14 @@ import numpy as np
 import pytest
 from jaxtyping import Array
 
-from mlp_research import command_line, exporting, sharding
-from mlp_research.exporting import ExportError
+from mlp_research.analysis import export as exporting
+from mlp_research.analysis.export import ExportError
+from mlp_research.analysis.saved_run import SavedRunFlags, open_run, restore
 from mlp_research.fit import fit
 from mlp_research.models import MLPConfig, Model, ModelConfig
-from mlp_research.report import Report
-from mlp_research.saved_run import SavedRunFlags, open_run, restore
+from mlp_research.system import sharding
+from mlp_research.terminal import command_line
+from mlp_research.terminal.report import Report
 from scripts import export
 from tests.made import WitnessConfig, own_kinds, small_config, small_execution
 

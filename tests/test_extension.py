@@ -171,7 +171,7 @@ def test_a_mistake_in_the_file_is_one_message_and_leaves_no_folder(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ):
-    from mlp_research import command_line
+    from mlp_research.terminal import command_line
 
     text = f"{LAB}\n{code}\n"
     (folder / "my_lab.py").write_text(text)

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlp_research import datasets, idx, loader
-from mlp_research.datasets import DataConfig
-from mlp_research.loader import Plan, evaluation_batches, train_chunks
+from mlp_research.data import datasets, idx, loader
+from mlp_research.data.datasets import DataConfig
+from mlp_research.data.loader import Plan, evaluation_batches, train_chunks
 from tests.made import write_idx
 
 ROWS, PIXELS = 20_000, 28 * 28

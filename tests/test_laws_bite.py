@@ -10,19 +10,13 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from mlp_research import (
-    datasets,
-    experiment,
-    loader,
-    members,
-    objectives,
-    prng,
-    program,
-    sharding,
-    step,
-)
-from mlp_research.metrics_log import MetricsLog, MetricsLogError
-from mlp_research.shapes import Split
+from mlp_research import prng, step
+from mlp_research.data import datasets, loader
+from mlp_research.data.batches import Split
+from mlp_research.objectives import base as objectives
+from mlp_research.programs import base, members, single
+from mlp_research.storage.metrics_log import MetricsLog, MetricsLogError
+from mlp_research.system import sharding
 from tests import laws
 
 Patch = pytest.MonkeyPatch
@@ -35,7 +29,7 @@ def order_is_seed_plus_epoch(patch: Patch) -> None:
 def seed_misses_the_weights(patch: Patch) -> None:
     original = prng.stream_key
     patch.setattr(
-        program,
+        base,
         "stream_key",
         lambda seed, name: original(0 if name == "init" else seed, name),
     )
@@ -119,14 +113,14 @@ def test_law_3_bites(
 
 
 def test_law_4_bites(data_dir: Path, monkeypatch: Patch):
-    original = experiment.Experiment.init
+    original = single.Experiment.init
 
-    def init(self: experiment.Experiment) -> step.TrainState:
+    def init(self: single.Experiment) -> step.TrainState:
         state = original(self)
         key = jr.fold_in(state.key, self.mesh.size)
         return dataclasses.replace(state, key=key)
 
-    monkeypatch.setattr(experiment.Experiment, "init", init)
+    monkeypatch.setattr(single.Experiment, "init", init)
     with pytest.raises(AssertionError, match="batches or masks differ"):
         laws.device_count_changes_only_rounding(data_dir)
 
@@ -163,7 +157,7 @@ def test_law_6_bites(break_it: Callable[[Patch], None], data_dir: Path, monkeypa
 def padding_counts(patch: Patch) -> None:
     original = loader.evaluation_batches
     patch.setattr(
-        experiment,
+        single,
         "evaluation_batches",
         lambda split, size, part: (
             dataclasses.replace(batch, real=np.ones_like(batch.real))
@@ -175,7 +169,7 @@ def padding_counts(patch: Patch) -> None:
 def the_remainder_is_dropped(patch: Patch) -> None:
     original = loader.evaluation_batches
     patch.setattr(
-        experiment,
+        single,
         "evaluation_batches",
         lambda split, size, part: (
             batch for batch in original(split, size, part) if batch.real.all() or size > 70

@@ -11,7 +11,7 @@ import jax.random as jr
 import numpy as np
 import pytest
 
-from mlp_research.frozen import ConfigError
+from mlp_research.errors import ConfigError
 from mlp_research.models import MixerConfig, MLPConfig, ModelConfig, ResidualConfig
 from mlp_research.models.base import he_linear, norm_layer
 from mlp_research.shapes import is_shape

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mlp_research.experiment import Experiment
-from mlp_research.frozen import ConfigError
+from mlp_research.errors import ConfigError
 from mlp_research.models import MLPConfig
 from mlp_research.objectives import CrossEntropy
 from mlp_research.optimizers import (
@@ -22,13 +21,14 @@ from mlp_research.optimizers import (
     SGDConfig,
     clip_by_global_norm,
 )
-from mlp_research.schedules import (
+from mlp_research.optimizers.schedules import (
     ConstantConfig,
     LinearConfig,
     OneCycleConfig,
     ScheduleConfig,
     WarmupCosineConfig,
 )
+from mlp_research.programs.single import Experiment
 from mlp_research.step import Recipe
 from tests.made import (
     arrays_of,

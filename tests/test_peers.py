@@ -14,7 +14,7 @@ import numpy as np
 import optax
 import pytest
 
-from mlp_research.frozen import ConfigError
+from mlp_research.errors import ConfigError
 from tests import processes
 
 sys.path.insert(0, str(processes.ROOT / "scripts" / "peers"))

@@ -12,16 +12,11 @@ import jax.random as jr
 import numpy as np
 import optax
 import pytest
+from benchmarks import results_page
 from PIL import Image
 
-from mlp_research import per_example_figures, results
-from mlp_research.anatomy import lowered
-from mlp_research.fit import Result, fit
-from mlp_research.frozen import ConfigError
-from mlp_research.models import MixerConfig, MLPConfig, ModelConfig, ResidualConfig
-from mlp_research.models.base import he_linear
-from mlp_research.objectives import cross_entropy
-from mlp_research.per_example import (
+from mlp_research.analysis import per_example_figures
+from mlp_research.analysis.per_example import (
     NotFactoredError,
     clipped_gradient,
     factored_norms,
@@ -30,9 +25,15 @@ from mlp_research.per_example import (
     per_example_gradients,
     per_example_norms,
 )
-from mlp_research.report import Report
-from mlp_research.shapes import Batch
+from mlp_research.data.batches import Batch
+from mlp_research.errors import ConfigError
+from mlp_research.fit import Result, fit
+from mlp_research.models import MixerConfig, MLPConfig, ModelConfig, ResidualConfig
+from mlp_research.models.base import he_linear
+from mlp_research.models.summary import lowered
+from mlp_research.objectives import cross_entropy
 from mlp_research.step import scale_pixels
+from mlp_research.terminal.report import Report
 from scripts import per_example_gradients as script
 from tests.made import TEST_ROWS, own_kinds, small_config, small_execution
 
@@ -381,7 +382,7 @@ def test_the_script_says_which_images_and_why(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(results, "DOCUMENT", tmp_path / "results.md")
+    monkeypatch.setattr(results_page, "DOCUMENT", tmp_path / "results.md")
     words = ("--examples", "6", "--microbatch", "32", "--mesh.data", "1", "--no-compile-cache")
     script.main([str(trained.run_dir), *words, "--record"])
     printed = capsys.readouterr().out

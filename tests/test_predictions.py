@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlp_research import predictions
+from mlp_research.analysis import predictions
 
 CHANCES = np.array(
     [

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from mlp_research import command_line
 from mlp_research.config import PRESETS, Config
+from mlp_research.terminal import command_line
 from tests import processes
 
 SMALL = ("--train.epochs", "1", "--data.limit", "1280")

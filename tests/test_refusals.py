@@ -12,8 +12,9 @@ import filelock
 import jax
 import pytest
 
-from mlp_research import command_line, grid, sweep
 from mlp_research.config import DataConfig
+from mlp_research.sweep import design, run
+from mlp_research.terminal import command_line
 from tests.made import small_config
 from tests.processes import load_script
 
@@ -305,7 +306,7 @@ def test_a_model_larger_than_memory_is_refused_with_its_size(
 def test_a_sweep_is_no_run_to_go_on_with(call: Callable[..., tuple[int, str]], data_dir: Path):
     config = small_config()
     folder = Path("run")
-    with sweep.open_folder(grid.plan(config, 2), folder, config, resume=False):
+    with run.open_folder(design.plan(config, 2), folder, config, resume=False):
         pass
     before = sorted(path.name for path in folder.iterdir())
     code, text = call("--data.dir", data_dir, "--mesh.data", 1, "--resume", "--run-dir", folder)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mlp_research.report import REFRESH_SECONDS, Report, aligned, duration
+from mlp_research.terminal.report import REFRESH_SECONDS, Report, aligned, duration
 
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 
@@ -212,7 +212,7 @@ def test_a_quiet_report_says_nothing(terminal: Terminal):
 
 def test_a_run_outlives_the_reader_of_its_lines():
     program = (
-        "from mlp_research.report import Report; report = Report()\n"
+        "from mlp_research.terminal.report import Report; report = Report()\n"
         "for line in range(20_000): report.say(str(line))\n"
         "raise SystemExit(7)"
     )
@@ -258,7 +258,8 @@ def test_a_table_has_its_names_to_the_left_and_its_numbers_to_the_right():
 
 def test_rich_is_imported_only_where_a_bar_is_drawn():
     program = (
-        "import sys; from mlp_research.report import Report; Report().progress(1, 2, 1.0); "
+        "import sys; from mlp_research.terminal.report import Report\n"
+        "Report().progress(1, 2, 1.0); "
         "sys.exit(any(name.partition('.')[0] == 'rich' for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0

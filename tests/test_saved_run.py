@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from mlp_research import saved_run
-from mlp_research.checkpoint import Checkpoints
-from mlp_research.experiment import Experiment
-from mlp_research.saved_run import SavedRunFlags, models_along, open_run, restore
+from mlp_research.analysis import saved_run
+from mlp_research.analysis.saved_run import SavedRunFlags, models_along, open_run, restore
+from mlp_research.programs.single import Experiment
 from mlp_research.step import TrainState
+from mlp_research.storage.checkpoint import Checkpoints
 from tests.made import assert_bitwise, initial_state, train_through
 
 STEPS, EPOCH = 24, 12

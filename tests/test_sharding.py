@@ -10,15 +10,15 @@ import jax
 import numpy as np
 import pytest
 
-from mlp_research import sharding
-from mlp_research.experiment import Experiment
+from mlp_research.errors import ConfigError
 from mlp_research.fit import Result, fit
-from mlp_research.frozen import ConfigError
 from mlp_research.models import MixerConfig, MLPConfig, ModelConfig, ResidualConfig
 from mlp_research.objectives import Evaluation
-from mlp_research.report import Report
+from mlp_research.programs.single import Experiment
 from mlp_research.shapes import is_shape
 from mlp_research.step import TrainState
+from mlp_research.system import sharding
+from mlp_research.terminal.report import Report
 from tests.made import initial_state, small_config, small_execution, train_through
 
 MODELS: dict[str, ModelConfig] = {

@@ -8,7 +8,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from mlp_research import command_line, compile_cache
+from mlp_research.system import compile_cache
+from mlp_research.terminal import command_line
 from tests import processes
 
 
@@ -72,7 +73,7 @@ def test_a_run_imports_no_other_framework_that_is_installed(tmp_path: Path):
     (tmp_path / "torch.py").write_text("print('torch is imported')\n")
     program = (
         "import pathlib\n"
-        "from mlp_research.run_folder import RunFolder\n"
+        "from mlp_research.storage.run_folder import RunFolder\n"
         f"path = pathlib.Path({str(tmp_path / 'run')!r})\n"
         "with RunFolder.open(path, {}, resume=False) as run:\n"
         "    run.write_scalars(1, {'loss': 0.5})\n"

@@ -10,26 +10,27 @@ import jax
 import numpy as np
 import pytest
 
-from mlp_research import datasets, grid, sweep
 from mlp_research.config import Config, Execution
-from mlp_research.frozen import ConfigError
-from mlp_research.members import Members
+from mlp_research.data import datasets
+from mlp_research.errors import ConfigError
 from mlp_research.models import MLPConfig
 from mlp_research.optimizers import AdamConfig, OptimizerConfig, SGDConfig
-from mlp_research.report import Report
-from mlp_research.run_folder import RunFolderError
+from mlp_research.programs.members import Members
+from mlp_research.storage.run_folder import RunFolderError
+from mlp_research.sweep import design, run
+from mlp_research.terminal.report import Report
 from tests import processes
 from tests.laws import train_members
 from tests.made import VALIDATION_ROWS, assert_bitwise, small_config, small_execution
 
 
-def settled(base: Config, plan: grid.Sweep, execution: Execution, run_dir: Path) -> dict:
+def settled(base: Config, plan: design.Sweep, execution: Execution, run_dir: Path) -> dict:
     """The summary of a sweep that was run through."""
     report = Report(quiet=True)
-    with sweep.open_folder(plan, run_dir, base, resume=False) as folder:
-        outcomes = sweep.run(plan, folder, execution, None, report)
+    with run.open_folder(plan, run_dir, base, resume=False) as folder:
+        outcomes = run.run(plan, folder, execution, None, report)
         labels = datasets.load(execution.data_dir, base.data).test.labels
-        return sweep.conclude(plan, folder, outcomes, labels, report)
+        return run.conclude(plan, folder, outcomes, labels, report)
 
 
 def plain_config(optimizer: OptimizerConfig | None = None, epochs: int = 2) -> Config:
@@ -44,11 +45,11 @@ DROPOUTS = "model.dropout=0,0.2,0.5"
 
 
 def test_traced_settings_share_one_program_and_dropout_rates_do_not():
-    plan = grid.plan(small_config(), 4, [RATES, CLIPS])
+    plan = design.plan(small_config(), 4, [RATES, CLIPS])
     assert [len(program) for program in plan.programs] == [36]
-    plan = grid.plan(small_config(), 4, [DROPOUTS])
+    plan = design.plan(small_config(), 4, [DROPOUTS])
     assert [len(program) for program in plan.programs] == [4, 4, 4]
-    plan = grid.plan(small_config(), 5, [], members_per_program=2)
+    plan = design.plan(small_config(), 5, [], members_per_program=2)
     assert [len(program) for program in plan.programs] == [2, 2, 1]
 
 
@@ -78,7 +79,7 @@ def test_each_program_compiles_its_training_once(
 
     monkeypatch.setattr(eqx.debug, "assert_max_traces", counting)
     base = plain_config(epochs=1)
-    plan = grid.plan(base, 2, vary)
+    plan = design.plan(base, 2, vary)
     settled(base, plan, small_execution(data_dir), tmp_path / "sweep")
     training = [name for name in traced if "_compile_train_steps" in name]
     assert len(training) == programs
@@ -86,29 +87,29 @@ def test_each_program_compiles_its_training_once(
 
 def test_values_of_a_varied_field_are_read_as_json_or_words():
     base = small_config()
-    names = [s.name for s in grid.grid(base, 1, ["model.widths=[256,128],[1024]"])]
+    names = [s.name for s in design.grid(base, 1, ["model.widths=[256,128],[1024]"])]
     assert names == ["model.widths 256 128", "model.widths 1024"]
-    kinds = grid.grid(base, 1, ["optimizer=adam,lion"])
+    kinds = design.grid(base, 1, ["optimizer=adam,lion"])
     assert [s.configs[0].optimizer.kind for s in kinds] == ["adam", "lion"]
     assert kinds[1].configs[0].optimizer.learning_rate == 1e-4
     with pytest.raises(ConfigError, match=r"--vary model.depth: the config has no such field"):
-        grid.grid(base, 1, ["model.depth=1,2"])
+        design.grid(base, 1, ["model.depth=1,2"])
     with pytest.raises(ConfigError, match="dropout is 2: it must be < 1"):
-        grid.grid(base, 1, ["model.dropout=0,2"])
+        design.grid(base, 1, ["model.dropout=0,2"])
     with pytest.raises(ConfigError, match="give FIELD=VALUE"):
-        grid.grid(base, 1, ["model.dropout"])
+        design.grid(base, 1, ["model.dropout"])
     with pytest.raises(ConfigError, match="names one setting twice"):
-        grid.grid(base, 1, ["model.dropout=0.1,0.1"])
+        design.grid(base, 1, ["model.dropout=0.1,0.1"])
 
 
 def test_every_setting_has_the_same_seeds():
-    for setting in grid.grid(small_config(seed=7), 3, [DROPOUTS]):
+    for setting in design.grid(small_config(seed=7), 3, [DROPOUTS]):
         assert [config.seed for config in setting.configs] == [7, 8, 9]
 
 
 def test_a_varied_stream_leaves_the_others_as_they_are(data_dir: Path):
     base = small_config(seed=3)
-    settings = grid.stream_settings(base, 2, ["init", "order", "dropout"])
+    settings = design.stream_settings(base, 2, ["init", "order", "dropout"])
     assert [s.name for s in settings] == ["init", "order", "dropout", "all together"]
     execution = small_execution(data_dir)
     for setting, same_init, same_order, same_key in zip(
@@ -132,8 +133,8 @@ def test_a_diverging_member_is_left_out_and_the_others_are_what_they_are_without
 ):
     execution = small_execution(data_dir)
     base = plain_config(SGDConfig())
-    both = grid.plan(base, 2, ["optimizer.learning-rate=0.1,1e30"])
-    alone = grid.plan(base, 2, ["optimizer.learning-rate=0.1"])
+    both = design.plan(base, 2, ["optimizer.learning-rate=0.1,1e30"])
+    alone = design.plan(base, 2, ["optimizer.learning-rate=0.1"])
     with_it = settled(base, both, execution, tmp_path / "both")
     without = settled(base, alone, execution, tmp_path / "alone")
     lost = "optimizer.learning_rate 1e+30"
@@ -151,7 +152,7 @@ def test_a_diverging_member_is_left_out_and_the_others_are_what_they_are_without
 
 def test_where_no_member_of_a_program_is_left_the_sweep_goes_on(data_dir: Path, tmp_path: Path):
     base = plain_config(SGDConfig())
-    plan = grid.plan(base, 2, ["optimizer.learning-rate=1e30,0.1"], members_per_program=2)
+    plan = design.plan(base, 2, ["optimizer.learning-rate=1e30,0.1"], members_per_program=2)
     summary = settled(base, plan, small_execution(data_dir), tmp_path / "sweep")
     assert [lost["seed"] for lost in summary["left_out"]] == [0, 1]
     assert [setting["setting"] for setting in summary["settings"]] == [
@@ -161,7 +162,7 @@ def test_where_no_member_of_a_program_is_left_the_sweep_goes_on(data_dir: Path, 
 
 def test_a_setting_against_itself_claims_nothing(data_dir: Path, tmp_path: Path):
     base = plain_config()
-    plan = grid.plan(base, 3, ["evaluation.test=false,true"])
+    plan = design.plan(base, 3, ["evaluation.test=false,true"])
     summary = settled(base, plan, small_execution(data_dir), tmp_path / "sweep")
     (compared,) = summary["comparisons"]
     assert compared["difference"]["estimate"] == 0
@@ -201,21 +202,21 @@ def test_a_killed_sweep_goes_on_to_the_same_summary(program: int, data_dir: Path
 
 def test_a_changed_plan_is_refused_with_the_difference(data_dir: Path, tmp_path: Path):
     base = plain_config()
-    kept = grid.plan(base, 2, [])
-    with sweep.open_folder(kept, tmp_path / "sweep", base, resume=False):
+    kept = design.plan(base, 2, [])
+    with run.open_folder(kept, tmp_path / "sweep", base, resume=False):
         pass
     with pytest.raises(RunFolderError, match="another plan: seeds is 2, not 3"):
-        sweep.open_folder(grid.plan(base, 3, []), tmp_path / "sweep", base, resume=True)
+        run.open_folder(design.plan(base, 3, []), tmp_path / "sweep", base, resume=True)
 
 
 @pytest.mark.parametrize("line", ["{", "[3]", '{"split": "epoch", "member": 9}', "\xff"])
 def test_a_programs_line_that_is_not_what_was_written_is_named(line: str, tmp_path: Path):
-    plan = grid.plan(plain_config(), 2)
+    plan = design.plan(plain_config(), 2)
     metrics = tmp_path / "programs" / "000" / "metrics.jsonl"
     metrics.parent.mkdir(parents=True)
     metrics.write_text(f'{{"split": "epoch", "member": 1}}\n{line}\n', encoding="latin-1")
     with pytest.raises(RunFolderError, match=r"line 2 of .*000/metrics\.jsonl is not what was"):
-        sweep.curves(plan, tmp_path)
+        run.curves(plan, tmp_path)
 
 
 @pytest.mark.parametrize("plan", ["", "3", "{}", '{"seeds": 2}'])
@@ -228,20 +229,20 @@ def test_an_edited_plan_is_refused_in_words(plan: str, tmp_path: Path):
 
 
 def test_the_test_set_chooses_no_setting():
-    plan = grid.plan(plain_config(), 2, ["model.dropout=0,0.5"])
+    plan = design.plan(plain_config(), 2, ["model.dropout=0,0.5"])
     labels = np.zeros(10, np.uint8)
     wrong = np.arange(10, dtype=np.int32)  # each but the first
     outcomes = {}
     for seed in (0, 1):
-        outcomes[grid.Member(0, seed)] = sweep.Outcome(0.6, 1.0, 0 * wrong)
-        outcomes[grid.Member(1, seed)] = sweep.Outcome(0.7, 0.1, wrong)
-    summary = sweep.summarise(plan, outcomes, labels)
+        outcomes[design.Member(0, seed)] = run.Outcome(0.6, 1.0, 0 * wrong)
+        outcomes[design.Member(1, seed)] = run.Outcome(0.7, 0.1, wrong)
+    summary = run.summarise(plan, outcomes, labels)
     assert summary["chosen_by_validation"] == "model.dropout 0.5"
 
 
 def test_summary_files_agree(data_dir: Path, tmp_path: Path):
     base = plain_config()
-    plan = grid.plan(base, 3, [DROPOUTS])
+    plan = design.plan(base, 3, [DROPOUTS])
     summary = settled(base, plan, small_execution(data_dir), tmp_path / "sweep")
     assert json.loads((tmp_path / "sweep" / "summary.json").read_text()) == json.loads(
         json.dumps(summary)
@@ -254,7 +255,7 @@ def test_summary_files_agree(data_dir: Path, tmp_path: Path):
 
 def test_a_stream_sweep_shares_the_variance_and_compares_no_means(data_dir: Path, tmp_path: Path):
     base = small_config(epochs=1)
-    plan = grid.plan(base, 4, streams=["init", "order"])
+    plan = design.plan(base, 4, streams=["init", "order"])
     summary = settled(base, plan, small_execution(data_dir), tmp_path / "sweep")
     assert set(summary["variance_shares"]) == {"init", "order"}
     assert summary["comparisons"] == []
@@ -262,6 +263,6 @@ def test_a_stream_sweep_shares_the_variance_and_compares_no_means(data_dir: Path
 
 def test_one_seed_has_no_variance_to_share(data_dir: Path, tmp_path: Path):
     base = small_config(epochs=1)
-    plan = grid.plan(base, 1, streams=["init"])
+    plan = design.plan(base, 1, streams=["init"])
     summary = settled(base, plan, small_execution(data_dir), tmp_path / "sweep")
     assert summary["variance_shares"] is None

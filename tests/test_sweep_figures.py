@@ -14,8 +14,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
-from mlp_research import comparison, figures, grid, sweep, sweep_figures
-from mlp_research.sweep_figures import Runs
+from mlp_research import figures
+from mlp_research.sweep import design, run, statistics
+from mlp_research.sweep import figures as sweep_figures
+from mlp_research.sweep.figures import Runs
 from tests.made import small_config
 
 UNUSED = Path("unused")
@@ -50,7 +52,7 @@ def made_setting(name: str, accuracies: Sequence[float]) -> dict[str, Any]:
     """A setting as it stands in summary.json."""
     return {
         "setting": name,
-        "test": dataclasses.asdict(comparison.summary(accuracies)),
+        "test": dataclasses.asdict(statistics.summary(accuracies)),
         "test_accuracies": {str(seed): value for seed, value in enumerate(accuracies)},
     }
 
@@ -150,7 +152,7 @@ def test_every_seed_is_a_point_in_its_settings_row(kept: list[Figure]):
 def test_the_interval_and_its_numbers_stand_beside_each_setting(kept: list[Figure]):
     draw_accuracy(UNUSED)
     [axes] = kept[0].axes
-    expected = comparison.mean_interval([97, 98, 97.5])
+    expected = statistics.mean_interval([97, 98, 97.5])
     low, high = expected.low, expected.high
     ends: Any = [low, high]
     np.testing.assert_allclose([x for x, _ in points(axes, "95 % interval")[0]], ends)
@@ -303,7 +305,7 @@ def test_an_open_share_is_an_arrow_to_the_end(kept: list[Figure]):
 
 def test_a_sweeps_lines_go_to_their_setting_and_seed(tmp_path: Path):
     varied = ["optimizer.clip-norm=null,1"]
-    plan = grid.plan(small_config(), 2, varied, members_per_program=3)
+    plan = design.plan(small_config(), 2, varied, members_per_program=3)
     assert [len(program) for program in plan.programs] == [3, 1]
     for number, program in enumerate(plan.programs):
         folder = tmp_path / "programs" / f"{number:03}"
@@ -313,7 +315,7 @@ def test_a_sweeps_lines_go_to_their_setting_and_seed(tmp_path: Path):
                 mark = {"member": index} if len(program) > 1 else {}
                 own = seed_lines(10 * member.setting + member.seed, splits=("train", "epoch"))
                 file.writelines(json.dumps(mark | line) + "\n" for line in own)
-    runs = sweep.curves(plan, tmp_path)
+    runs = run.curves(plan, tmp_path)
     assert [each.name for each in runs] == [setting.name for setting in plan.settings]
     assert [each.clip_norm for each in runs] == [None, 1]
     losses = [[lines[0]["loss"] for lines in each.seeds] for each in runs]

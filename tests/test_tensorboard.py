@@ -6,7 +6,7 @@ from typing import Any
 
 from tensorboardX.proto import event_pb2
 
-from mlp_research.run_folder import RunFolder
+from mlp_research.storage.run_folder import RunFolder
 
 proto: Any = event_pb2
 

@@ -10,14 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mlp_research import checkpoint, step
-from mlp_research.frozen import ConfigError
-from mlp_research.loader import ChunkPlan, Plan
+from mlp_research import step
+from mlp_research.data.batches import Split
+from mlp_research.data.loader import ChunkPlan, Plan
+from mlp_research.errors import ConfigError
 from mlp_research.models import MixerConfig, MLPConfig, ModelConfig, ResidualConfig
 from mlp_research.objectives import CrossEntropy, Objective
 from mlp_research.optimizers import AdamConfig, AdamWConfig, OptimizerConfig, SGDConfig
-from mlp_research.schedules import ScheduleConfig
-from mlp_research.shapes import Split
+from mlp_research.optimizers.schedules import ScheduleConfig
+from mlp_research.storage import checkpoint
 from mlp_research.testing import (
     OBJECTIVE_PROMISES,
     OPTIMIZER_PROMISES,

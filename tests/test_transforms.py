@@ -15,22 +15,23 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+from benchmarks import derivatives, timing, timing_figures
+from benchmarks.timing import Measured, compile_cache_in, in_turn, readable
 from matplotlib.figure import Figure
 
-from mlp_research import derivatives, timing, timing_figures
 from mlp_research.models import MLPConfig
 from mlp_research.step import scale_pixels
-from mlp_research.timing import Measured, compile_cache_in, in_turn, readable
 from scripts import transforms
 from tests import processes
 
 STEPS, BATCH, PIXELS, CLASSES = 4, 16, 12, 3
-CALL = """
+CALL = f"""
 import sys
 from pathlib import Path
-from mlp_research import results
+sys.path.insert(0, {str(processes.ROOT / "scripts")!r})
+from benchmarks import results_page
 from scripts import transforms
-results.DOCUMENT = Path("results.md")
+results_page.DOCUMENT = Path("results.md")
 transforms.main(sys.argv[1:])
 """
 

@@ -9,7 +9,7 @@ import jax.random as jr
 from jaxtyping import Array, Float
 from pydantic import Field, PositiveInt
 
-from mlp_research.frozen import ConfigError
+from mlp_research.errors import ConfigError
 from mlp_research.models.base import (
     Dense,
     ModelConfig,

@@ -9,7 +9,7 @@ from typing import Any
 
 from mlp_research.objectives import Objective
 from mlp_research.optimizers import OptimizerConfig
-from mlp_research.schedules import ScheduleConfig
+from mlp_research.optimizers.schedules import ScheduleConfig
 from mlp_research.testing import models as model
 from mlp_research.testing import objectives as objective
 from mlp_research.testing import optimizers as optimizer

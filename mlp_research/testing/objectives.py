@@ -14,14 +14,15 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, PyTree
 
-from mlp_research import part_checks, sharding
+from mlp_research.data.batches import Batch, MaskedBatch
 from mlp_research.models import MLP, MLPConfig
 from mlp_research.objectives import Objective, Sums, summed
 from mlp_research.optimizers import SGDConfig
+from mlp_research.optimizers.schedules import ConstantConfig
 from mlp_research.parts import blaming
-from mlp_research.schedules import ConstantConfig
-from mlp_research.shapes import Batch, MaskedBatch
+from mlp_research.programs import checks
 from mlp_research.step import Recipe, batch_logits, eval_step, init_state, scale_pixels
+from mlp_research.system import sharding
 from mlp_research.testing.promises import (
     Fault,
     bits_differ,
@@ -134,10 +135,10 @@ def gives_a_scalar_loss_and_a_gradient_like_the_model(test: ObjectiveUnderTest) 
     )
     with blaming([test.objective]):
         state = init_state(test.model, recipe, key=test.key)
-        part_checks.check_objective(state, recipe, Batch(test.rows.images, test.rows.labels))
+        checks.check_objective(state, recipe, Batch(test.rows.images, test.rows.labels))
         for place, measured in eqx.filter_eval_shape(_measured, test).items():
             if measured["correct"].dtype != jnp.int32:
-                found = part_checks.described(measured["correct"])
+                found = checks.described(measured["correct"])
                 return f"in {place} correct is {found}, wanted int32: count truths, not shares"
         eqx.filter_eval_shape(eval_step, test.model, test.traced, test.rows)
     return None

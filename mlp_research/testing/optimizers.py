@@ -8,12 +8,13 @@ import jax
 import numpy as np
 import optax
 
-from mlp_research import sharding, step
-from mlp_research.checkpoint import Checkpoints
+from mlp_research import step
 from mlp_research.optimizers import OptimizerConfig
-from mlp_research.part_checks import check_like
-from mlp_research.schedules import ScheduleConfig
+from mlp_research.optimizers.schedules import ScheduleConfig
+from mlp_research.programs.checks import check_like
 from mlp_research.step import evaluated_model
+from mlp_research.storage.checkpoint import Checkpoints
+from mlp_research.system import sharding
 from mlp_research.testing.promises import (
     Fault,
     bits_differ,

@@ -11,7 +11,7 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import PyTree
 
-from mlp_research.frozen import ConfigError
+from mlp_research.errors import ConfigError
 
 Fault = str | None
 """What is wrong, in words, or None where the promise is kept."""

@@ -14,12 +14,12 @@ import optax
 from jaxtyping import Array, Float, PyTree
 
 from mlp_research import step
+from mlp_research.data.batches import Batch
 from mlp_research.models import MLPConfig
 from mlp_research.objectives import CrossEntropy
 from mlp_research.optimizers import OptimizerConfig, Rate
-from mlp_research.part_checks import check_like
-from mlp_research.schedules import ConstantConfig
-from mlp_research.shapes import Batch
+from mlp_research.optimizers.schedules import ConstantConfig
+from mlp_research.programs.checks import check_like
 from mlp_research.step import Recipe, StepMetrics, TrainState, init_state
 from mlp_research.testing.promises import compiled_quickly
 

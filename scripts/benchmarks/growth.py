@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 from benchmarks.measurement import SCRIPTS, Measurement, call, draw_times, epoch_lines
+from benchmarks.timing import Spread, Times, readable
 
-from mlp_research import results
-from mlp_research.datasets import DEFAULT_DIRECTORY, DataConfig, load
-from mlp_research.timing import Spread, Times, readable
+from mlp_research.data.datasets import DEFAULT_DIRECTORY, DataConfig, load
+from mlp_research.sweep import tables
 
 BATCH = 128
 LARGE = (60_000, 600_000, 6_000_000)
@@ -120,5 +120,5 @@ def _measurement(times: dict[str, Times], memory: dict[tuple[str, str], list[int
             rows.append((group, name, str(spread.n), *shown, ratio, f"{held / 1e6:,.0f}"))
             values.append({"group": group, "name": name, "seconds": seconds, "peak_bytes": held})
     headings = ("", "", "n", "an image", "least", "largest", "to the first", "peak MB")
-    lines = results.table(headings, rows)
+    lines = tables.table(headings, rows)
     return Measurement("Growth", lines, values, lambda path: draw_times(path, times, "Growth"))

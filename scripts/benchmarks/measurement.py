@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mlp_research import results, timing_figures
-from mlp_research.timing import Spread, Times, readable
+from benchmarks import results_page, timing_figures
+from benchmarks.timing import Spread, Times, readable
+
+from mlp_research.sweep import tables
 
 SCRIPTS = Path(__file__).parent.parent
 PEERS = SCRIPTS / "peers"
@@ -59,12 +61,12 @@ def compared(
             )
             rows.append((group, name, str(spread.n), *shown, *ratios))
         values[group] = {name: list(seconds) for name, seconds in times.items()}
-    lines = [*results.table(headings, rows), *(["", *say] if say else [])]
+    lines = [*tables.table(headings, rows), *(["", *say] if say else [])]
     return Measurement(title, lines, values, lambda path: draw_times(path, groups, title))
 
 
 def draw_times(path: Path, groups: Mapping[str, Times], title: str) -> None:
-    timing_figures.medians(path, groups, title=f"{title} ({results.processor()})")
+    timing_figures.medians(path, groups, title=f"{title} ({results_page.processor()})")
 
 
 def call(*words: object, environment: Mapping[str, str] | None = None) -> int:

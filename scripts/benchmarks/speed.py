@@ -9,16 +9,15 @@ from pathlib import Path
 import jax
 import numpy as np
 from benchmarks.measurement import Measurement, compared, epoch_lines, import_peers, timed
+from benchmarks.timing import Times, in_turn
 
-from mlp_research import anatomy
 from mlp_research.config import Config, DataConfig, Execution, TrainConfig
-from mlp_research.experiment import Experiment
+from mlp_research.data.loader import row_chunks, train_chunks
 from mlp_research.fit import fit_program
-from mlp_research.loader import row_chunks, train_chunks
-from mlp_research.members import Members
-from mlp_research.models import MLPConfig
-from mlp_research.report import Report
-from mlp_research.timing import Times, in_turn
+from mlp_research.models import MLPConfig, summary
+from mlp_research.programs.members import Members
+from mlp_research.programs.single import Experiment
+from mlp_research.terminal.report import Report
 
 FLOOR = "floor"
 """The matrix products of a step at the rate of a large one: what no program can go below."""
@@ -44,7 +43,7 @@ def floor(experiment: Experiment, steps: int) -> float:
     assert isinstance(config, MLPConfig)
     pixels = data.train.images.shape[1]
     operations = product_operations(config, experiment.plan.batch_size, pixels, data.classes)
-    return steps * operations / anatomy.largest_rate(PRODUCT)
+    return steps * operations / summary.largest_rate(PRODUCT)
 
 
 def of_batch(batch_size: int) -> Experiment:

@@ -7,8 +7,7 @@ import time
 from pathlib import Path
 
 from benchmarks.measurement import PEERS, SCRIPTS, Measurement, call, compared, epoch_lines, timed
-
-from mlp_research.timing import Times
+from benchmarks.timing import Times
 
 
 def start(repeats: int, folder: Path) -> Measurement:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from benchmarks.measurement import SCRIPTS, Measurement, call, import_peers
 
-from mlp_research import results
+from mlp_research.sweep import tables
 
 RATES = {
     "sgd": ("0.03", "0.1", "0.3", "1"),
@@ -40,7 +40,7 @@ def models(seeds: int, folder: Path) -> Measurement:
         rows.append((model, f"{result['parameters']:,}", f"{mean:.2f}", f"{spread:.2f}", relative))
         values[model] = setting
     headings = ("model", "parameters", "test %", "standard deviation", "time an epoch to mlp's")
-    return Measurement("The models", results.table(headings, rows), values)
+    return Measurement("The models", tables.table(headings, rows), values)
 
 
 def optimizers(seeds: int, folder: Path) -> Measurement:
@@ -66,7 +66,7 @@ def optimizers(seeds: int, folder: Path) -> Measurement:
     headings = ("rule", "schedule", "batch", "learning rates", "1st", "2nd", "3rd", "4th")
     said = "; ".join(f"{rule}: {setting}" for rule, setting in chosen.items())
     lines = [
-        *results.table(headings, rows),
+        *tables.table(headings, rows),
         "",
         "Test accuracy in percent after 3 epochs, the mean over seeds and behind it their standard "
         "deviation. The best of a row by validation is bold; a dash: every seed ceased to be "

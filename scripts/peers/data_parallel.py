@@ -33,7 +33,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from peer import Code, Weights
 from raw_jax import parameters_of
 
-from mlp_research.frozen import ConfigError
+from mlp_research.errors import ConfigError
 
 AXIS = "data"
 Outcome = tuple[Any, optax.OptState, Array]

@@ -13,13 +13,14 @@ import numpy as np
 from jax import Array
 from peer import Code, Weights, sizes_of
 
-from mlp_research import objectives, sharding
+from mlp_research import objectives
 from mlp_research import step as steps
 from mlp_research.config import Config
+from mlp_research.data.batches import Batch, RowChunk
 from mlp_research.models import MLP, MLPConfig
 from mlp_research.models import mlp as mlp_file
-from mlp_research.program import recipe_of
-from mlp_research.shapes import Batch, RowChunk
+from mlp_research.programs.base import recipe_of
+from mlp_research.system import sharding
 
 one_step = eqx.filter_jit(steps.train_step)
 

@@ -17,7 +17,7 @@ import jax.random as jr
 import optax
 from jax import Array
 
-from mlp_research.datasets import DEFAULT_DIRECTORY, DataConfig, load
+from mlp_research.data.datasets import DEFAULT_DIRECTORY, DataConfig, load
 
 Parameters = dict[str, dict[str, Array]]
 

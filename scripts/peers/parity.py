@@ -23,9 +23,10 @@ import numpy as np
 import peer
 from jaxtyping import Float, Int32, UInt8
 
-from mlp_research import figures, results
-from mlp_research.datasets import DEFAULT_DIRECTORY, DataConfig, load
-from mlp_research.sweep_figures import COLOURS, MARKS
+from mlp_research import figures
+from mlp_research.data.datasets import DEFAULT_DIRECTORY, DataConfig, load
+from mlp_research.sweep import tables
+from mlp_research.sweep.figures import COLOURS, MARKS
 
 SEED, STEPS, BATCH = 0, 100, 128
 PRECISIONS = ("float64", "float32")
@@ -167,7 +168,7 @@ EXPLANATION = [
     "all steps. Lines are those of the model, the loss, the optimizer, the step and, but for "
     "this package and the data-parallel ones, the loop over an epoch, without imports, blank "
     "lines, docstrings and comments. This package's also hold dropout, normalisation, clipping, "
-    "metrics and the skipping of surplus steps; its update rules (optimizers.py) are not counted.",
+    "metrics and the skipping of surplus steps; its update rules (optimizers/) are not counted.",
     "",
     "In float64 all of them take the same steps: what is left of a difference is that PyTorch and "
     "XLA scale some pixels to neighbouring float32 numbers, and that this package's learning rate "
@@ -193,7 +194,7 @@ def table(outcomes: Sequence[Outcome]) -> list[str]:
         )
         for outcome in outcomes
     ]
-    lines = results.table(headings, rows)
+    lines = tables.table(headings, rows)
     lines[1] = "| --- | --- | --- | ---: | ---: | ---: |"  # sentences stand to the left
     return lines
 

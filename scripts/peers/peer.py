@@ -16,7 +16,7 @@ import lesson
 import numpy as np
 from jaxtyping import Float32, Int32, UInt8
 
-from mlp_research.frozen import ConfigError
+from mlp_research.errors import ConfigError
 
 Weights = list[tuple[np.ndarray, np.ndarray]]
 """Of each layer the weight [inputs, outputs] and the bias [outputs]; their type is computed in."""

@@ -11,7 +11,7 @@ import torch
 from peer import he_weights
 from torch_compiled import TorchCompiled
 
-from mlp_research.datasets import DEFAULT_DIRECTORY, DataConfig, load
+from mlp_research.data.datasets import DEFAULT_DIRECTORY, DataConfig, load
 
 BATCH_SIZE = 128
 

@@ -62,13 +62,13 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     if exitstatus != 0:
         print("\ndocs/reliability.md is left as it was: not every test passed", file=sys.stderr)
         return
-    from mlp_research import results
+    from benchmarks import results_page
 
     rows = added_up([json.loads(path.read_text()) for path in Path(folder).glob("row-*.json")])
     body = ["| fault | tried | survived | what the user sees |", "| --- | ---: | ---: | --- |"]
     body += [f"| {' | '.join(cells)} |" for cells in rows]
     command = 'python -m pytest tests/faults -m "" --dist load --record-reliability'
-    results.record(DOCUMENT, "reliability", "What was tried", command, body)
+    results_page.record(DOCUMENT, "reliability", "What was tried", command, body)
 
 
 def added_up(rows: list[dict[str, Any]]) -> list[list[str]]:

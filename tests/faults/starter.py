@@ -20,7 +20,8 @@ from tests import processes
 
 SCRIPTS = ("train", "sweep")
 IMPORTED = (
-    *("mlp_research.fit", "mlp_research.sweep", "mlp_research.figures", "mlp_research.run_folder"),
+    *("mlp_research.fit", "mlp_research.sweep.run", "mlp_research.figures"),
+    "mlp_research.storage.run_folder",
     *(
         "orbax.checkpoint.experimental.v1",
         "tensorboardX.event_file_writer",
@@ -157,7 +158,7 @@ def become(request: dict[str, Any], main: Callable[[Any], None]) -> NoReturn:
     """Be the script from here to its end."""
     import jax
 
-    from mlp_research import command_line
+    from mlp_research.terminal import command_line
 
     if request["cache"] is not None:  # which the package chooses where JAX has none
         jax.config.update("jax_compilation_cache_dir", None)

@@ -15,11 +15,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pydantic.fields import FieldInfo
 
-from mlp_research import command_line
+from mlp_research.base_config import LARGEST, SMALLEST, BaseConfig
 from mlp_research.config import FAMILIES, FORMAT, Config, ConfigFileError, read_config
+from mlp_research.errors import ConfigError
 from mlp_research.fit import fit
-from mlp_research.frozen import LARGEST, SMALLEST, ConfigError, Frozen
-from mlp_research.report import Report
+from mlp_research.terminal import command_line
+from mlp_research.terminal.report import Report
 from scripts import evaluate
 from tests.made import own_kinds, small_config, small_execution
 from tests.processes import load_script
@@ -84,7 +85,7 @@ def values_of(annotation: Any, metadata: typing.Iterable[Any]) -> st.SearchStrat
     return configs_of(annotation)
 
 
-def configs_of(kind: type[Frozen]) -> st.SearchStrategy[Any]:
+def configs_of(kind: type[BaseConfig]) -> st.SearchStrategy[Any]:
     """All configs of a class, by its fields' types and bounds: a new field needs no line here."""
     return st.fixed_dictionaries(
         {name: values_of(f.annotation, f.metadata) for name, f in kind.model_fields.items()}
@@ -94,11 +95,11 @@ def configs_of(kind: type[Frozen]) -> st.SearchStrategy[Any]:
 CONFIGS = configs_of(Config)
 
 
-def flags_of(config: Frozen, path: str = "") -> Iterator[str]:
+def flags_of(config: BaseConfig, path: str = "") -> Iterator[str]:
     """The command line that says a whole config."""
     for name in type(config).model_fields:
         value, flag = getattr(config, name), f"{path}{name}".replace("_", "-")
-        if isinstance(value, Frozen):
+        if isinstance(value, BaseConfig):
             yield from flags_of(value, f"{flag}.")
         elif name == "kind":
             yield from (f"--{path}kind", value)
@@ -149,14 +150,14 @@ def test_every_accepted_config_round_trips_through_flags(cases: int, tally: Tall
 Leaf = tuple[tuple[str, ...], Any, FieldInfo]
 
 
-def leaves(kind: type[Frozen], path: tuple[str, ...] = ()) -> Iterator[Leaf]:
+def leaves(kind: type[BaseConfig], path: tuple[str, ...] = ()) -> Iterator[Leaf]:
     """(path, config class of a table that it is in, field) of every number of a config."""
     for name, field in kind.model_fields.items():
         annotation: Any = field.annotation
         if annotation in TABLES:
             for each in TABLES[annotation].values():
                 yield from leaves(each, (*path, name))
-        elif isinstance(annotation, type) and issubclass(annotation, Frozen):
+        elif isinstance(annotation, type) and issubclass(annotation, BaseConfig):
             yield from leaves(annotation, (*path, name))
         else:
             yield (*path, name), kind, field
@@ -203,7 +204,7 @@ def rejected(field: FieldInfo) -> Iterator[tuple[Any, list[str]]]:
         yield from ((value, [str(get_args(kind)[0])]) for value in ("cubic", 3))
 
 
-def document_with(path: tuple[str, ...], owner: type[Frozen], value: Any) -> dict[str, Any]:
+def document_with(path: tuple[str, ...], owner: type[BaseConfig], value: Any) -> dict[str, Any]:
     """A config as JSON in which one field holds a value."""
     document: dict[str, Any] = {"format": FORMAT}
     inner = document

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mlp_research.datasets import DataConfig, Splits, load
-from mlp_research.frozen import ConfigError
-from mlp_research.idx import DataError, read_idx
+from mlp_research.data.datasets import DataConfig, Splits, load
+from mlp_research.data.idx import DataError, read_idx
+from mlp_research.errors import ConfigError
 
 TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS = NAMES = (
     "train-images-idx3-ubyte",

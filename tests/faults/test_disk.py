@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 
-from mlp_research import command_line, program
-from mlp_research.checkpoint import CheckpointError, Checkpoints
-from mlp_research.experiment import Experiment
 from mlp_research.fit import fit
 from mlp_research.models import MLPConfig
-from mlp_research.report import Report
+from mlp_research.programs import base
+from mlp_research.programs.single import Experiment
+from mlp_research.storage.checkpoint import CheckpointError, Checkpoints
+from mlp_research.terminal import command_line
+from mlp_research.terminal.report import Report
 from tests.laws import lasting_lines
 from tests.made import VALIDATION_ROWS, arrays_of, small_config, small_execution
 from tests.processes import load_script
@@ -44,19 +45,19 @@ def whole(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def template(data_dir: Path) -> program.Saved:
+def template(data_dir: Path) -> base.Saved:
     return Experiment.of(CONFIG, small_execution(data_dir)).saved_template()
 
 
 Saved = dict[int, tuple[list[bytes], dict[str, Any]]]
 
 
-def content(state: program.Saved) -> list[bytes]:
+def content(state: base.Saved) -> list[bytes]:
     return [leaf.tobytes() for leaf in arrays_of(state)]
 
 
 @pytest.fixture(scope="module")
-def saved(whole: Path, template: program.Saved) -> Saved:
+def saved(whole: Path, template: base.Saved) -> Saved:
     """Step -> (bits of the state, notes) of the run's checkpoints."""
     found = {}
     with Checkpoints(whole / "checkpoints", reading=True) as checkpoints:
@@ -99,7 +100,7 @@ def checkpoint_files(run_dir: Path, step: int) -> list[str]:
     )
 
 
-def outcome(folder: Path, template: program.Saved, saved: Saved) -> str:
+def outcome(folder: Path, template: base.Saved, saved: Saved) -> str:
     """What became of a damaged folder of checkpoints; AssertionError where it is not right."""
     with Checkpoints(folder) as checkpoints:
         restored = checkpoints.restore_newest(template)
@@ -136,7 +137,7 @@ def test_a_checkpoint_with_any_file_damaged_is_passed_over_and_named(
     times: int,
     thorough: bool,
     whole: Path,
-    template: program.Saved,
+    template: base.Saved,
     saved: Saved,
     tmp_path: Path,
     tally: Tally,
@@ -161,7 +162,7 @@ def test_a_checkpoint_with_any_file_damaged_is_passed_over_and_named(
 
 @pytest.mark.parametrize("damaged", [[STEPS], [EPOCH], [EPOCH, STEPS]], ids=str)
 def test_a_checkpoint_that_orbax_cannot_list_hides_no_other(
-    damaged: list[int], whole: Path, template: program.Saved, saved: Saved, tmp_path: Path
+    damaged: list[int], whole: Path, template: base.Saved, saved: Saved, tmp_path: Path
 ):
     folder = shutil.copytree(whole / "checkpoints", tmp_path / "checkpoints")
     for step in damaged:
@@ -198,7 +199,7 @@ def test_checkpoints_that_a_killed_run_had_not_removed_yet_go_when_it_ends(
 
 @pytest.mark.parametrize("damage", [emptied, flipped, removed], ids=lambda damage: damage.__name__)
 def test_where_no_checkpoint_is_sound_the_refusal_names_each(
-    damage: Damage, whole: Path, template: program.Saved, tmp_path: Path
+    damage: Damage, whole: Path, template: base.Saved, tmp_path: Path
 ):
     folder = shutil.copytree(whole / "checkpoints", tmp_path / "checkpoints")
     for step in (EPOCH, STEPS):
@@ -337,7 +338,7 @@ def test_a_run_that_cannot_write_says_so_and_goes_on_to_the_same_bits_when_it_ca
     words: list[str],
     call: Call,
     whole: Path,
-    template: program.Saved,
+    template: base.Saved,
     saved: Saved,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

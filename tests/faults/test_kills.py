@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from mlp_research import grid, sweep
-from mlp_research.run_folder import RunFolderError
+from mlp_research.storage.run_folder import RunFolderError
+from mlp_research.sweep import design, run
 from tests.faults.conftest import Tally
 from tests.faults.jobs import SWEEP, Whole, check_same
 from tests.faults.kills import AIMS, kill_again_and_again
@@ -104,7 +104,7 @@ def test_a_stop_within_a_program_s_final_write_is_not_forgotten(
 def test_ctrl_c_while_python_collects_garbage_is_not_lost():
     program = """
 import gc, signal
-from mlp_research import command_line
+from mlp_research.terminal import command_line
 
 def main(words):
     gc.callbacks.append(lambda phase, _: phase == "start" and signal.raise_signal(signal.SIGINT))
@@ -128,10 +128,10 @@ def test_a_sweep_s_plan_is_there_before_its_config_says_that_a_sweep_is_here(
 
     monkeypatch.setattr(Path, "replace", watched)
     config, folder = small_config(), tmp_path / "sweep"
-    plan = grid.plan(config, 2)
-    with sweep.open_folder(plan, folder, config, resume=False):
+    plan = design.plan(config, 2)
+    with run.open_folder(plan, folder, config, resume=False):
         assert replaced.index("plan.json") < replaced.index("config.json")
     # Else a resume would make a plan of its own from the flags' defaults.
     (folder / "plan.json").unlink()
     with pytest.raises(RunFolderError, match=r"holds no sweep: there is no .*plan\.json"):
-        sweep.open_folder(plan, folder, config, resume=True)
+        run.open_folder(plan, folder, config, resume=True)

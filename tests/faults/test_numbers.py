@@ -14,17 +14,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mlp_research.checkpoint import Checkpoints
 from mlp_research.config import Config, DataConfig, EvaluationConfig, Execution, TrainConfig
-from mlp_research.experiment import Experiment
+from mlp_research.data.idx import DataError
+from mlp_research.errors import ConfigError
 from mlp_research.fit import fit
-from mlp_research.frozen import ConfigError
-from mlp_research.idx import DataError
 from mlp_research.models import MixerConfig, MLPConfig, ModelConfig, ResidualConfig
 from mlp_research.objectives import CrossEntropy, cross_entropy, is_correct
 from mlp_research.optimizers import AdamConfig, LionConfig, OptimizerConfig, SGDConfig
-from mlp_research.report import Report
+from mlp_research.programs.single import Experiment
 from mlp_research.run import NonFiniteError
+from mlp_research.storage.checkpoint import Checkpoints
+from mlp_research.terminal.report import Report
 from tests.made import (
     TEST_ROWS,
     VALIDATION_ROWS,

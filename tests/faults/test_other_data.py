@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from mlp_research.analysis.saved_run import SavedRunFlags, open_run, restore
 from mlp_research.config import ConfigFileError
+from mlp_research.data.idx import DataError
 from mlp_research.fit import fit
-from mlp_research.idx import DataError
-from mlp_research.report import Report
-from mlp_research.run_folder import RunFolderError
-from mlp_research.saved_run import SavedRunFlags, open_run, restore
+from mlp_research.storage.run_folder import RunFolderError
+from mlp_research.terminal.report import Report
 from tests.made import VALIDATION_ROWS, assert_bitwise, small_config, small_execution
 from tests.processes import load_script
 

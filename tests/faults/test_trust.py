@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlp_research import sweep
-from mlp_research.checkpoint import CheckpointError, Checkpoints
+from mlp_research.analysis.saved_run import SavedRunFlags, open_run
 from mlp_research.config import ConfigFileError, DataConfig, read_config
-from mlp_research.datasets import load
-from mlp_research.experiment import Experiment
+from mlp_research.data.datasets import load
+from mlp_research.data.idx import DataError
 from mlp_research.fit import fit
-from mlp_research.grid import Member
-from mlp_research.idx import DataError
-from mlp_research.report import Report
-from mlp_research.run_folder import RunFolderError
-from mlp_research.saved_run import SavedRunFlags, open_run
+from mlp_research.programs.single import Experiment
+from mlp_research.storage.checkpoint import CheckpointError, Checkpoints
+from mlp_research.storage.run_folder import RunFolderError
+from mlp_research.sweep import run
+from mlp_research.sweep.design import Member
+from mlp_research.terminal.report import Report
 from tests.made import small_config, small_execution
 from tests.processes import ROOT, environment
 
@@ -103,7 +103,7 @@ def test_only_the_files_of_parts_are_imported_by_their_path():
         and dotted(node.func).rpartition(".")[2]
         in {"exec_module", "import_under_contracts", "run_path", "run_module"}
     }
-    assert users <= {"mlp_research/contracts.py", "mlp_research/command_line.py"}, users
+    assert users <= {"mlp_research/contracts.py", "mlp_research/terminal/command_line.py"}, users
 
 
 class Bomb:
@@ -188,7 +188,7 @@ def test_predictions_that_are_not_numbers_are_refused_and_never_run(
             np.savez(path, predictions=np.zeros((1, 70), np.int32))
             path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(RunFolderError, match=r"predictions\.npz"):
-        sweep._outcomes([Member(0, 0)], run_dir)
+        run._outcomes([Member(0, 0)], run_dir)
     assert not marker.exists()
 
 
@@ -197,7 +197,7 @@ def test_a_programs_result_that_is_not_what_was_written_is_refused(result: str, 
     np.savez(run_dir / "predictions.npz", predictions=np.zeros((1, 70), np.int32))
     (run_dir / "result.json").write_text(result)
     with pytest.raises(RunFolderError, match=r"result\.json"):
-        sweep._outcomes([Member(0, 0)], run_dir)
+        run._outcomes([Member(0, 0)], run_dir)
 
 
 def test_a_config_that_names_code_loads_none(run_dir: Path, tmp_path: Path):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlp_research.run_folder import RunFolder, RunFolderError
+from mlp_research.storage.run_folder import RunFolder, RunFolderError
 from tests.faults.conftest import Tally
 from tests.faults.jobs import BATCH, RUN, Job, Whole, check_same, holder, small_words
 from tests.faults.starter import Started, Starter

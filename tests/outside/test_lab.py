@@ -13,13 +13,13 @@ import jax
 import numpy as np
 import pytest
 
-from mlp_research import command_line
 from mlp_research.config import FAMILIES, Config
-from mlp_research.experiment import Experiment
 from mlp_research.fit import fit
-from mlp_research.members import Members
 from mlp_research.models import MLPConfig
-from mlp_research.report import Report
+from mlp_research.programs.members import Members
+from mlp_research.programs.single import Experiment
+from mlp_research.terminal import command_line
+from mlp_research.terminal.report import Report
 from tests import laws, processes
 from tests.made import (
     VALIDATION_ROWS,

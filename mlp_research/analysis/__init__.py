@@ -1,0 +1,1 @@
+"""Saved runs and what is asked of them: predictions, gradients, curvature, export."""

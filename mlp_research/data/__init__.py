@@ -1,0 +1,1 @@
+"""Data sets: files, splits, the order of batches, and batches themselves."""

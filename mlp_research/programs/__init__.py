@@ -1,0 +1,1 @@
+"""What `fit` trains: one run, or many members of one compiled program."""

@@ -1,0 +1,238 @@
+"""Check a run's parts before a file is written, by shapes alone: nothing is computed.
+
+Each fault is a `ConfigError` that names the hook, its place, what came and what is wanted.
+"""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, PyTree
+
+from mlp_research.config import Config
+from mlp_research.data.batches import Batch, MaskedBatch
+from mlp_research.data.datasets import Splits
+from mlp_research.errors import ConfigError
+from mlp_research.models import Model
+from mlp_research.objectives import RESERVED, Sums
+from mlp_research.parts import Part
+from mlp_research.shapes import named_leaves, where_given
+from mlp_research.step import (
+    Recipe,
+    TrainState,
+    batch_logits,
+    eval_step,
+    evaluated_model,
+    scale_pixels,
+)
+
+
+def check_steps(state: TrainState, recipe: Recipe, data: Splits, config: Config) -> None:
+    """Raise `ConfigError` where a part does not fit the others. `state` is one by shapes alone."""
+    check_model(state.model, data, config)
+    batch = batch_shapes(data, config.train.batch_size)
+    check_objective(state, recipe, batch)
+    check_optimizer(state, recipe)
+    check_schedule(recipe)
+
+    def evaluate(model: Model, batch: Batch) -> Sums:
+        return eval_step(model, recipe.objective, rows_of(batch))
+
+    eqx.filter_eval_shape(evaluate, state.model, batch)
+
+
+def check_model(model: Model, data: Splits, config: Config) -> None:
+    """Raise `ConfigError` where the logits of one image are not one float32 for each class."""
+    image = shape((data.train.images.shape[1],), jnp.float32)
+    logits = eqx.filter_eval_shape(lambda m, x, k: m(x, key=k), model, image, jax.random.key(0))
+    wanted = shape((data.classes,), jnp.float32)
+    if described(logits) != described(wanted):
+        raise ConfigError(
+            f"model {config.model.kind!r} ({hook_place(config.model, 'build')}) gives "
+            f"{described(logits)} for one image, wanted {described(wanted)}: one logit for each of "
+            f"the {data.classes} classes of the data"
+        )
+
+
+def check_objective(state: TrainState, recipe: Recipe, batch: Batch) -> None:
+    """Raise `ConfigError` where a hook returns what its caller cannot use."""
+    objective = recipe.objective
+    classes = eqx.filter_eval_shape(logits_of, state.model, batch).shape[1]
+    logits, label = shape((classes,), jnp.float32), shape((), batch.labels.dtype)
+    for hook in [hook for hook in ("loss", "evaluation_loss") if is_own(objective, hook)]:
+        loss = eqx.filter_eval_shape(getattr(objective, hook), logits, label)
+        check_scalar(objective, hook, "the loss of one example", loss)
+    if is_own(objective, "measure") or is_own(objective, "measured"):
+        measured = eqx.filter_eval_shape(objective.measured, logits, label)
+        hook = "measured" if is_own(objective, "measured") else "measure"
+        check_measured(objective, hook, measured)
+    if is_own(objective, "example"):
+
+        def one(state: TrainState, batch: Batch) -> Any:
+            image = scale_pixels(batch.images)[0]
+            label = jnp.asarray(batch.labels)[0]
+            return objective.example(state.model, image, label, key=state.key)
+
+        came = eqx.filter_eval_shape(one, state, batch)
+        check_pair(objective, "example", "the loss of one example", came)
+
+    def call(hook: str) -> Any:
+        def many(state: TrainState, batch: Batch) -> Any:
+            images, labels = scale_pixels(batch.images), jnp.asarray(batch.labels)
+            return getattr(objective, hook)(state.model, images, labels, key=state.key)
+
+        return eqx.filter_eval_shape(many, state, batch)
+
+    if is_own(objective, "batch"):
+        check_pair(objective, "batch", "the mean loss", call("batch"))
+    came = call("gradients")
+    if not (isinstance(came, tuple) and len(came) == 2):
+        wanted = "((loss, measurements), gradient)"
+        raise ConfigError(f"{place(objective, 'gradients')}: it returned {came!r}, wanted {wanted}")
+    check_pair(objective, "gradients", "the mean loss", came[0])
+    parameters = recipe.optimizer.trained(state.model)
+    gradient = where_given(parameters, came[1])
+    check_like(objective, "gradients", "the gradient", gradient, parameters)
+
+
+def check_optimizer(state: TrainState, recipe: Recipe) -> None:
+    """Raise `ConfigError` where the updates or the state of a step are not like those before."""
+    optimizer = recipe.optimizer
+    parameters = optimizer.trained(state.model)
+    empty = [path for path, leaf in named_leaves(state.optimizer_state) if not leaf.size]
+    if empty:
+        raise ConfigError(
+            f"{place(optimizer, 'transformation')}: its state holds arrays without a number, which "
+            f"cannot be saved: {', '.join(empty)}"
+        )
+
+    def update(parameters: PyTree, state: PyTree) -> tuple[PyTree, PyTree]:
+        rule = optax.with_extra_args_support(optimizer.transformation(optimizer.learning_rate))
+        loss = jnp.float32(0)
+        extra = {"value": loss, "grad": parameters, "value_fn": lambda parameters: loss}
+        return rule.update(parameters, state, parameters, **extra)
+
+    updates, after = eqx.filter_eval_shape(update, parameters, state.optimizer_state)
+    check_like(optimizer, "transformation", "an update", updates, parameters)
+    check_like(optimizer, "transformation", "its next state", after, state.optimizer_state)
+    evaluated = eqx.filter_eval_shape(evaluated_model, state, recipe)
+    result = optimizer.trained(evaluated)
+    check_like(optimizer, "evaluated", "the evaluated parameters", result, parameters)
+
+
+def check_schedule(recipe: Recipe) -> None:
+    """Raise `ConfigError` where the factor of a step is not one number."""
+    schedule = recipe.schedule
+
+    def factor(step: Array) -> Array:
+        return jnp.asarray(schedule.shape(recipe.total_steps)(step))
+
+    came = eqx.filter_eval_shape(factor, shape((), jnp.int32))
+    if came.shape != ():
+        raise ConfigError(
+            f"{place(schedule, 'shape')}: the factor of a step is {described(came)}, wanted one "
+            "number"
+        )
+
+
+def check_scalar(part: Part, hook: str, what: str, came: Any) -> None:
+    """Raise `ConfigError` for a loss that is no float32 scalar."""
+    if described(came) != "float32[]":
+        raise ConfigError(f"{place(part, hook)}: {what} is {described(came)}, wanted float32[]")
+
+
+def check_measured(part: Part, hook: str, measured: Any) -> None:
+    """Raise `ConfigError` for measurements that no log line could hold."""
+    if not isinstance(measured, dict) or "correct" not in measured:
+        raise ConfigError(
+            f"{place(part, hook)}: the measurements are {described(measured)}, wanted a dict with "
+            "`correct`: begin with self.measured(logits, label)"
+        )
+    reserved = sorted(RESERVED & measured.keys() - {"correct"})
+    if reserved:
+        raise ConfigError(
+            f"{place(part, hook)}: the measurement {reserved[0]} has the name of another number of "
+            "metrics.jsonl: give it another"
+        )
+    correct = measured["correct"]
+    if not jnp.issubdtype(correct.dtype, jnp.integer) and correct.dtype != bool:
+        raise ConfigError(
+            f"{place(part, hook)}: the measurement correct is {described(correct)}, wanted a truth "
+            "or a count"
+        )
+    for name, value in measured.items():
+        if getattr(value, "shape", None) != ():
+            raise ConfigError(
+                f"{place(part, hook)}: the measurement {name} is {described(value)}, wanted one "
+                "number"
+            )
+
+
+def check_like(part: Part, hook: str, what: str, came: PyTree, wanted: PyTree) -> None:
+    """Raise `ConfigError` where two trees differ in structure, a shape or a dtype."""
+    mine, others = (
+        {path: described(leaf) for path, leaf in named_leaves(tree) if hasattr(leaf, "shape")}
+        for tree in (came, wanted)
+    )
+    for path in sorted(mine.keys() | others.keys()):
+        if mine.get(path) != others.get(path):
+            raise ConfigError(
+                f"{place(part, hook)}: {what} has {mine.get(path, 'nothing')} at {path or 'top'}, "
+                f"wanted {others.get(path, 'nothing')}"
+            )
+
+
+def check_pair(part: Part, hook: str, what: str, came: Any) -> None:
+    """Raise `ConfigError` for what is no pair of a loss and measurements."""
+    if not (isinstance(came, tuple) and len(came) == 2):
+        raise ConfigError(
+            f"{place(part, hook)}: it returned {described(came)}, wanted (loss, measurements)"
+        )
+    check_scalar(part, hook, what, came[0])
+    check_measured(part, hook, came[1])
+
+
+def is_own(part: Part, hook: str) -> bool:
+    """Return whether a hook is defined outside the package, which needs no check of its own."""
+    return not inspect.unwrap(getattr(type(part), hook)).__module__.startswith("mlp_research.")
+
+
+def place(part: Part, hook: str) -> str:
+    """Return a hook with the place of its definition: `objective hook batch (my_lab.py:12)`."""
+    return f"{hook} of {part.kind!r} ({hook_place(part, hook)})"
+
+
+def hook_place(part: Part, hook: str) -> str:
+    """Return file and line of a hook's definition."""
+    code = inspect.unwrap(getattr(type(part), hook)).__code__
+    return f"{Path(code.co_filename).name}:{code.co_firstlineno}"
+
+
+def described(value: Any) -> str:
+    """Return dtype and shape of an array, the type of anything else: `float32[10]`."""
+    if not hasattr(value, "shape"):
+        return type(value).__name__
+    return f"{value.dtype}[{','.join(map(str, value.shape))}]"
+
+
+def rows_of(batch: Batch) -> MaskedBatch:
+    """Return a training batch as an evaluation batch of which every row counts."""
+    return MaskedBatch(batch.images, batch.labels, jnp.ones(len(batch.labels), bool))
+
+
+def logits_of(model: Model, batch: Batch) -> Array:
+    return batch_logits(model, rows_of(batch))
+
+
+def batch_shapes(data: Splits, batch_size: int) -> Batch:
+    """Return a batch by shapes alone."""
+    rows = Batch(data.train.images, data.train.labels)
+    return jax.tree.map(lambda leaf: shape((batch_size, *leaf.shape[1:]), leaf.dtype), rows)
+
+
+def shape(sizes: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(sizes, dtype)

@@ -1,0 +1,1 @@
+"""Sweeps: settings and seeds, and what their differences are worth."""
