@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 
+from mlp_research.config import Config
 from mlp_research.data.batches import Split
 from mlp_research.errors import ConfigError
 from mlp_research.fit import Result, fit
@@ -157,17 +158,25 @@ def a_member_is_the_single_run(data_dir: Path) -> None:
         small_config(seed=seed, optimizer=AdamWConfig(learning_rate=rate, clip_norm=clip))
         for seed, rate, clip in ((0, 1e-3, None), (1, 3e-3, 0.5), (1, 3e-2, None))
     ]
+    members_are_their_single_runs(configs, data_dir)
+
+
+def members_are_their_single_runs(
+    configs: Sequence[Config], data_dir: Path
+) -> list[dict[str, np.ndarray]]:
+    """Return each member's metrics, which are those of its single run, to the bit."""
     execution = small_execution(data_dir)
     program = Members.of(configs, execution, "map")
     states, metrics = train_members(program)
-    evaluations = program.evaluate_each(states.model, program.data.test)
+    evaluations = program.evaluate_each(program.evaluated(states), program.data.test)
     for index, config in enumerate(configs):
         run = Experiment.of(config, execution)
         state, single = train_through(run)
         mine = program.unstack(eqx.filter(states, eqx.is_array))[index]
         assert_bitwise(mine, state)
         assert_bitwise(list(metrics[index].values()), list(single.values()))
-        assert evaluations[index] == run.evaluate(state.model, run.data.test)
+        assert evaluations[index] == run.evaluate(run.evaluated(state), run.data.test)
+    return metrics
 
 
 def train_members(program: Members) -> tuple[Any, list[dict[str, np.ndarray]]]:

@@ -146,6 +146,27 @@ BROKEN = [
         "Focal.loss = lambda self, logits, label: logits[3:].missing",
         "my_lab.py:{last}, in <lambda>",
     ),
+    (
+        "Focal.batch = lambda self, model, images, labels, *, key: (labels * 1.0, {'correct': 1})",
+        "batch of 'focal' (my_lab.py:{last}): the mean loss is float32[16], wanted float32[]",
+    ),
+    (
+        "Focal.batch = lambda self, model, images, labels, *, key: images.sum()",
+        "batch of 'focal' (my_lab.py:{last}): it returned float32[], wanted (loss, measurements)",
+    ),
+    (
+        "Focal.example = lambda self, model, image, label, *, key: (image.sum(), {})",
+        "example of 'focal' (my_lab.py:{last}): the measurements are dict, wanted a dict with `c",
+    ),
+    (
+        "whole = Objective.gradients\n"
+        "Focal.gradients = lambda self, *a, key: (whole(self, *a, key=key)[0], {})",
+        "gradients of 'focal' (my_lab.py:{last}): the gradient has nothing at head.bias, wanted",
+    ),
+    (
+        "RMSProp.evaluated = lambda self, parameters, state: state",
+        "evaluated of 'rmsprop' (my_lab.py:{last}): what is evaluated has float32[",
+    ),
     ("Focal.measure = lambda self, logits, label: {'loss': 1.0}", "has the name of another number"),
     ("RMSProp.transformation = lambda self, rate: optax.scale(self.rho)", "my_lab.py:{last}"),
     (

@@ -10,12 +10,14 @@ import jax
 import numpy as np
 import pytest
 
-from mlp_research.config import Config, Execution
+from mlp_research.config import PRESETS, Config, Execution
 from mlp_research.data import datasets
 from mlp_research.errors import ConfigError
+from mlp_research.fit import fit_program
 from mlp_research.models import MLPConfig
 from mlp_research.optimizers import AdamConfig, OptimizerConfig, SGDConfig
 from mlp_research.programs.members import Members
+from mlp_research.storage import run_folder
 from mlp_research.storage.run_folder import RunFolderError
 from mlp_research.sweep import design, run
 from mlp_research.terminal.report import Report
@@ -100,6 +102,49 @@ def test_values_of_a_varied_field_are_read_as_json_or_words():
         design.grid(base, 1, ["model.dropout"])
     with pytest.raises(ConfigError, match="names one setting twice"):
         design.grid(base, 1, ["model.dropout=0.1,0.1"])
+
+
+@pytest.mark.parametrize(
+    ("vary", "message"),
+    [
+        (["seed=1,2"], "--vary seed: each setting is trained with the same seeds"),
+        (["model.dropout=0", "model.dropout=0.5"], "--vary model.dropout is given twice"),
+        (["model.dropout=0,0.0"], "names one setting twice: model.dropout 0 and model.dropout 0.0"),
+        (["optimizer=adam,rprop"], "optimizer.kind is 'rprop': it must be one of adam"),
+        (["model.kind=mlp,adam"], "model.kind is 'adam': it must be one of "),
+    ],
+)
+def test_what_cannot_be_varied_is_refused_by_its_own_name(vary: list[str], message: str):
+    with pytest.raises(ConfigError, match=message):
+        design.grid(small_config(), 2, vary)
+
+
+def test_a_varied_kind_keeps_the_part_that_is_of_it_already():
+    """What was set of the base's own part is not dropped when another kind stands beside it."""
+    base = small_config(optimizer=AdamConfig(learning_rate=0.02, clip_norm=1.0))
+    for spelled in ("optimizer", "optimizer.kind"):
+        settings = design.grid(base, 1, [f"{spelled}=adam,sgd"])
+        assert [s.configs[0].optimizer for s in settings] == [base.optimizer, SGDConfig()]
+    # AdamW is an Adam in Python, but not of its kind.
+    assert PRESETS["fast"].with_kinds({"optimizer": "adam"}).optimizer == AdamConfig()
+
+
+def test_the_curves_of_many_members_stand_under_the_accuracy_of_the_one_that_is_drawn(
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Member 0 ceases to be finite; member 1, with a clip norm of its own, is drawn."""
+    drawn = []
+
+    def draw(path: Path, steps: list, epochs: list, splits: list, clip_norm: float, *, title: str):
+        drawn.append((steps, clip_norm, title))
+
+    monkeypatch.setattr(run_folder.figures, "curves", draw)
+    rules = [SGDConfig(learning_rate=1e30), SGDConfig(learning_rate=0.1, clip_norm=0.5)]
+    program = Members.of([plain_config(rule) for rule in rules], small_execution(data_dir), "map")
+    _, (summary,) = fit_program(program, tmp_path / "run", False, Report(quiet=True))
+    ((steps, clip_norm, title),) = drawn
+    assert {line["member"] for line in steps} == {1} and clip_norm == 0.5
+    assert title.endswith(f"test accuracy {100 * summary['test']['accuracy']:.2f} %")
 
 
 def test_every_setting_has_the_same_seeds():

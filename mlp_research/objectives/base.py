@@ -48,7 +48,8 @@ class Objective(Part, abc.ABC, frozen=True):
 
     def measured(self, logits: Logits, label: Label) -> Measured:
         """Return all that is measured of one example: `correct` and what `measure` adds."""
-        # Compiled apart from the loss: what is measured must not change the bits of training.
+        # Compiled apart from the loss: what is measured must not change the bits of training, nor
+        # be rounded otherwise in a program of many members.
         apart = jax.lax.stop_gradient(logits)
         logits, label = jax.lax.optimization_barrier((apart, label))
         return {"correct": is_correct(logits, label)} | self.measure(logits, label)
@@ -68,9 +69,7 @@ class Objective(Part, abc.ABC, frozen=True):
         losses, measured = jax.vmap(
             lambda image, label, key: self.example(model, image, label, key=key)
         )(images, labels, keys)
-        sums = summed(jax.lax.stop_gradient(measured))
-        # Compiled apart from what a subclass makes of it, so that a member has a single run's bits.
-        return jax.lax.optimization_barrier((losses.mean(), sums))
+        return losses.mean(), summed(measured)
 
     def gradients(
         self, model: Model, images: ScaledImages, labels: Labels, *, key: RandomKey

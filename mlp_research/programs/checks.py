@@ -20,13 +20,12 @@ from mlp_research.errors import ConfigError
 from mlp_research.models import Model
 from mlp_research.objectives import RESERVED, Sums
 from mlp_research.parts import Part
-from mlp_research.shapes import named_leaves, where_given
+from mlp_research.shapes import named_leaves
 from mlp_research.step import (
     Recipe,
     TrainState,
     batch_logits,
     eval_step,
-    evaluated_model,
     scale_pixels,
 )
 
@@ -95,8 +94,10 @@ def check_objective(state: TrainState, recipe: Recipe, batch: Batch) -> None:
         raise ConfigError(f"{place(objective, 'gradients')}: it returned {came!r}, wanted {wanted}")
     check_pair(objective, "gradients", "the mean loss", came[0])
     parameters = recipe.optimizer.trained(state.model)
-    gradient = where_given(parameters, came[1])
-    check_like(objective, "gradients", "the gradient", gradient, parameters)
+    found, wanted = dict(named_leaves(came[1])), dict(named_leaves(parameters))
+    # What stands at frozen parameters is not used.
+    gradient = {path: found[path] for path in wanted if path in found}
+    check_like(objective, "gradients", "the gradient", gradient, wanted)
 
 
 def check_optimizer(state: TrainState, recipe: Recipe) -> None:
@@ -117,11 +118,10 @@ def check_optimizer(state: TrainState, recipe: Recipe) -> None:
         return rule.update(parameters, state, parameters, **extra)
 
     updates, after = eqx.filter_eval_shape(update, parameters, state.optimizer_state)
-    check_like(optimizer, "transformation", "an update", updates, parameters)
-    check_like(optimizer, "transformation", "its next state", after, state.optimizer_state)
-    evaluated = eqx.filter_eval_shape(evaluated_model, state, recipe)
-    result = optimizer.trained(evaluated)
-    check_like(optimizer, "evaluated", "the evaluated parameters", result, parameters)
+    check_trees_like(optimizer, "transformation", "an update", updates, parameters)
+    check_trees_like(optimizer, "transformation", "its next state", after, state.optimizer_state)
+    result = eqx.filter_eval_shape(optimizer.evaluated, parameters, state.optimizer_state)
+    check_trees_like(optimizer, "evaluated", "what is evaluated", result, parameters)
 
 
 def check_schedule(recipe: Recipe) -> None:
@@ -172,10 +172,17 @@ def check_measured(part: Part, hook: str, measured: Any) -> None:
             )
 
 
-def check_like(part: Part, hook: str, what: str, came: PyTree, wanted: PyTree) -> None:
-    """Raise `ConfigError` where two trees differ in structure, a shape or a dtype."""
+def check_trees_like(part: Part, hook: str, what: str, came: PyTree, wanted: PyTree) -> None:
+    """Raise `ConfigError` where two trees differ in a path, a shape or a dtype."""
+    check_like(part, hook, what, dict(named_leaves(came)), dict(named_leaves(wanted)))
+
+
+def check_like(
+    part: Part, hook: str, what: str, came: dict[str, Any], wanted: dict[str, Any]
+) -> None:
+    """Raise `ConfigError` where arrays by path differ in a path, a shape or a dtype."""
     mine, others = (
-        {path: described(leaf) for path, leaf in named_leaves(tree) if hasattr(leaf, "shape")}
+        {path: described(leaf) for path, leaf in tree.items() if hasattr(leaf, "shape")}
         for tree in (came, wanted)
     )
     for path in sorted(mine.keys() | others.keys()):

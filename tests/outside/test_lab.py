@@ -16,7 +16,6 @@ import pytest
 from mlp_research.config import FAMILIES, Config
 from mlp_research.fit import fit
 from mlp_research.models import MLPConfig
-from mlp_research.programs.members import Members
 from mlp_research.programs.single import Experiment
 from mlp_research.terminal import command_line
 from mlp_research.terminal.report import Report
@@ -149,18 +148,8 @@ def test_after_a_kill_at_a_random_step_a_resume_ends_in_the_same_bits(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_member_is_the_single_run_also_with_another_traced_number(kind: str, data_dir: Path):
-    execution = small_execution(data_dir)
     configs = [config_of(kind, seed=1), config_of(kind, seed=2, **PARTS[kind][1])]
-    program = Members.of(configs, execution, "map")
-    states, metrics = laws.train_members(program)
-    evaluations = program.evaluate_each(program.evaluated(states), program.data.test)
-    for index, config in enumerate(configs):
-        run = Experiment.of(config, execution)
-        state, single = train_through(run)
-        mine = program.unstack(eqx.filter(states, eqx.is_array))[index]
-        assert_bitwise(mine, state)
-        assert_bitwise(list(metrics[index].values()), list(single.values()))
-        assert evaluations[index] == run.evaluate(run.evaluated(state), run.data.test)
+    metrics = laws.members_are_their_single_runs(configs, data_dir)
     if PARTS[kind][1]:
         assert (metrics[0]["loss"] != metrics[1]["loss"]).any()
 
