@@ -11,7 +11,7 @@ import optax
 from mlp_research import step
 from mlp_research.optimizers import OptimizerConfig
 from mlp_research.optimizers.schedules import ScheduleConfig
-from mlp_research.programs.checks import check_like
+from mlp_research.programs.checks import check_trees_like
 from mlp_research.step import evaluated_model
 from mlp_research.storage.checkpoint import Checkpoints
 from mlp_research.system import sharding
@@ -137,7 +137,7 @@ def evaluates_its_own_parameters(test: OptimizerUnderTest) -> Fault:
     optimizer = test.part().traced()
     parameters, state = test.after(optimizer, test.gradients, steps=2)
     evaluated = optimizer.evaluated(parameters, state)
-    check_like(optimizer, "evaluated", "the evaluated parameters", evaluated, parameters)
+    check_trees_like(optimizer, "evaluated", "the evaluated parameters", evaluated, parameters)
     came, wanted = jax.tree.structure(evaluated), jax.tree.structure(parameters)
     if came != wanted:
         return f"the evaluated parameters are {came}, wanted {wanted}"

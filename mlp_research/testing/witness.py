@@ -19,7 +19,7 @@ from mlp_research.models import MLPConfig
 from mlp_research.objectives import CrossEntropy
 from mlp_research.optimizers import OptimizerConfig, Rate
 from mlp_research.optimizers.schedules import ConstantConfig
-from mlp_research.programs.checks import check_like
+from mlp_research.programs.checks import check_trees_like
 from mlp_research.step import Recipe, StepMetrics, TrainState, init_state
 from mlp_research.testing.promises import compiled_quickly
 
@@ -178,5 +178,5 @@ def _updated(
     rule = optax.with_extra_args_support(optimizer.transformation(rate))
     extra = {"value": loss, "grad": gradients, "value_fn": loss_at}
     updates, state = rule.update(gradients, state, parameters, **extra)
-    check_like(optimizer, "transformation", "an update", updates, parameters)
+    check_trees_like(optimizer, "transformation", "an update", updates, parameters)
     return eqx.apply_updates(parameters, updates), state
