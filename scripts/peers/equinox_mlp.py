@@ -6,6 +6,8 @@ call, a scan over the rows of each step, with the bytes on the device and the st
 is one seed: named streams, folded with the step and the example (mlp_research/prng.py).
 """
 
+import inspect
+
 import equinox as eqx
 import jax.numpy as jnp
 import jax.random as jr
@@ -13,12 +15,13 @@ import numpy as np
 from jax import Array
 from peer import Code, Weights, sizes_of
 
-from mlp_research import objectives
 from mlp_research import step as steps
 from mlp_research.config import Config
 from mlp_research.data.batches import Batch, RowChunk
 from mlp_research.models import MLP, MLPConfig
 from mlp_research.models import mlp as mlp_file
+from mlp_research.objectives import CrossEntropy
+from mlp_research.objectives import base as objective_file
 from mlp_research.programs.base import recipe_of
 from mlp_research.system import sharding
 
@@ -42,7 +45,8 @@ class EquinoxMLP:
     randomness = "one seed, named streams, a key per step and example"
     code: Code = (
         (mlp_file.__file__, "MLP"),
-        (objectives.__file__, "cross_entropy"),
+        (objective_file.__file__, "Objective"),
+        (inspect.getfile(CrossEntropy), "CrossEntropy", "cross_entropy"),
         (steps.__file__, "TrainState", "init_state", "scale_pixels", "train_step"),
         (steps.__file__, "train_steps", "compile_train_steps"),
     )
