@@ -2,7 +2,7 @@
 
 
 class Failure(Exception):
-    """What a person must hear as one message: what was wrong, the numbers, what to do."""
+    """An error for people, in one message: what was wrong, the numbers, what to do."""
 
 
 class ConfigError(Failure, ValueError):

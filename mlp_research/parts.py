@@ -125,7 +125,7 @@ class Part(BaseConfig, abc.ABC, frozen=True):
 
     @property
     def location(self) -> str:
-        """Where the part's class is defined: `my_lab.py:12`, or the name of its module."""
+        """The place of the class's definition: `my_lab.py:12`, or the name of its module."""
         return location(type(self))
 
     def traced(self) -> Self:

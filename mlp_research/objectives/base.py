@@ -29,7 +29,7 @@ RESERVED = frozenset(
 
 
 class Objective(Part, abc.ABC, frozen=True):
-    """What training descends. Randomness comes from `key` alone: the step's, or one example's."""
+    """The loss that training descends. All randomness comes from `key`, a step's or an example's."""
 
     unit: ClassVar[str] = ""
     """Unit of the loss, as reports name it."""

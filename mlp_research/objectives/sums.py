@@ -15,7 +15,7 @@ Measured = dict[str, Array]
 
 
 class Sums(eqx.Module):
-    """What an evaluation adds up over examples; only counted examples enter."""
+    """Sums over the counted examples of an evaluation."""
 
     loss: Scalar
     correct: Counter

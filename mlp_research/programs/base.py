@@ -21,7 +21,7 @@ from mlp_research.step import Recipe, StepMetrics, TrainState
 
 
 class Saved(eqx.Module):
-    """What a checkpoint holds."""
+    """The content of a checkpoint."""
 
     state: TrainState
     evaluated: Model | None
@@ -29,7 +29,7 @@ class Saved(eqx.Module):
 
 
 class Program(abc.ABC):
-    """What `fit` asks of one run, and of many runs that share a compiled program.
+    """The interface that `fit` drives: of one run, or of many that share a compiled program.
 
     Where there are many, each array has a leading axis of slots.
     """
@@ -47,7 +47,7 @@ class Program(abc.ABC):
     @property
     @abc.abstractmethod
     def tags(self) -> tuple[dict[str, int], ...]:
-        """What tells the lines of one run in metrics.jsonl from another's."""
+        """For each run, the fields that mark its lines in metrics.jsonl."""
 
     @property
     @abc.abstractmethod
@@ -118,7 +118,7 @@ class Program(abc.ABC):
 
     @property
     def evaluates_what_it_trains(self) -> bool:
-        """Whether the optimizer's result is the very model that it trains."""
+        """True where the optimizer's result is the very model that it trains."""
         return type(self.recipe.optimizer).evaluated is OptimizerConfig.evaluated
 
 
