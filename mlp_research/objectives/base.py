@@ -29,7 +29,7 @@ RESERVED = frozenset(
 
 
 class Objective(Part, abc.ABC, frozen=True):
-    """The loss that training descends. All randomness comes from `key`, a step's or an example's."""
+    """A loss, its gradient, and what is measured beside. All chance comes from `key`."""
 
     unit: ClassVar[str] = ""
     """Unit of the loss, as reports name it."""
