@@ -22,7 +22,7 @@ from mlp_research.config import (
     TrainConfig,
 )
 from mlp_research.contracts import Checked, ContractError
-from mlp_research.data.datasets import DataConfig
+from mlp_research.data import ArraysConfig, DataConfig, DataError, IdxConfig, Rows, save_idx
 from mlp_research.errors import ConfigError, Failure
 from mlp_research.fit import Result, fit
 from mlp_research.models import (
@@ -70,6 +70,7 @@ __all__ = [
     "TRACED",
     "AdamConfig",
     "AdamWConfig",
+    "ArraysConfig",
     "Checked",
     "Config",
     "ConfigError",
@@ -77,11 +78,13 @@ __all__ = [
     "ContractError",
     "CrossEntropy",
     "DataConfig",
+    "DataError",
     "EvaluationConfig",
     "Execution",
     "Experiment",
     "Failure",
     "Fraction",
+    "IdxConfig",
     "LinearConfig",
     "LionConfig",
     "MLPConfig",
@@ -98,6 +101,7 @@ __all__ = [
     "ResidualConfig",
     "ResidualMLP",
     "Result",
+    "Rows",
     "SGDConfig",
     "ScheduleConfig",
     "StreamsConfig",
@@ -110,6 +114,7 @@ __all__ = [
     "example_keys",
     "fit",
     "matrices",
+    "save_idx",
     "summed",
 ]
 

@@ -11,8 +11,10 @@ from typing import Annotated, Any
 import tyro
 from pydantic import Field, NonNegativeInt, PositiveInt
 
+from mlp_research.augmentations import Augmentation, NoAugmentation
 from mlp_research.base_config import BaseConfig, json_value
-from mlp_research.data.datasets import DEFAULT_DIRECTORY, DataConfig, Splits
+from mlp_research.data import DataConfig, IdxConfig
+from mlp_research.data.datasets import DEFAULT_DIRECTORY, Splits
 from mlp_research.errors import ConfigError, Failure
 from mlp_research.models import MixerConfig, MLPConfig, ModelConfig, ResidualConfig
 from mlp_research.objectives import CrossEntropy, Objective
@@ -26,8 +28,10 @@ from mlp_research.optimizers.schedules import (
 )
 from mlp_research.parts import Part, is_family
 from mlp_research.prng import SEEDS
+from mlp_research.probes import NoProbe, Probe
+from mlp_research.starts import SeedStart, Start
 
-FORMAT = 2
+FORMAT = 3
 """Number of the format of config.json; it changes when an older version could misread one."""
 
 
@@ -50,7 +54,7 @@ class EvaluationConfig(BaseConfig, frozen=True):
 
 
 Seed = Annotated[int, Field(ge=0, lt=SEEDS)]
-STREAMS = ("init", "order", "dropout")
+STREAMS = ("init", "order", "augmentation", "dropout")
 """The streams of chance of a run."""
 
 
@@ -61,21 +65,26 @@ class StreamsConfig(BaseConfig, frozen=True):
     """Seed of the initial weights; by default the run's."""
     order: Seed | None = None
     """Seed of the data order; by default the run's."""
+    augmentation: Seed | None = None
+    """Seed of the changes of the training images; by default the run's."""
     dropout: Seed | None = None
-    """Seed of the dropout masks; by default the run's."""
+    """Seed of the dropout masks and of all else that the objective draws; by default the run's."""
 
 
 class Config(BaseConfig, frozen=True):
     """What decides the numbers of a run."""
 
     seed: Seed = 0
-    """The experiment's only source of chance: initial weights, data order, dropout."""
+    """The experiment's only source of chance: weights, data order, augmentation, dropout."""
     streams: StreamsConfig = StreamsConfig()
-    data: DataConfig = DataConfig()
+    data: DataConfig = IdxConfig()
+    augmentation: Augmentation = NoAugmentation()
     model: ModelConfig = MLPConfig()
+    start: Start = SeedStart()
     objective: Objective = CrossEntropy()
     optimizer: OptimizerConfig = AdamConfig()
     schedule: ScheduleConfig = ConstantConfig()
+    probes: Probe = NoProbe()
     train: TrainConfig = TrainConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
 
@@ -102,6 +111,10 @@ class Config(BaseConfig, frozen=True):
         """Return the seed of a stream: its own where it has one, else the run's."""
         own = getattr(self.streams, stream)
         return self.seed if own is None else own
+
+    def identified(self) -> "Config":
+        """Return the config with the checksum of what its start reads."""
+        return self.model_copy(update={"start": self.start.identified()})
 
     def on(self, data: Splits | None) -> "Config":
         """Return the config of a run on this data set, with its checksum; or on any, for None."""
@@ -199,7 +212,7 @@ class Execution(BaseConfig, frozen=True):
     """How this machine computes a run. Nothing here changes a number by more than rounding."""
 
     data_dir: Annotated[Path, tyro.conf.arg(name="data.dir")] = DEFAULT_DIRECTORY
-    """Folder with four IDX files, gzipped or raw."""
+    """Folder of the data: four IDX files, gzipped or raw; or, for --data arrays, one .npz."""
     read_threads: Annotated[
         Annotated[int, Field(ge=0, le=64)] | None, tyro.conf.arg(name="data.read-threads")
     ] = None
@@ -221,10 +234,10 @@ class Execution(BaseConfig, frozen=True):
 PRESETS: dict[str, Config] = {
     "default": Config(),
     "lesson": Config(
-        data=DataConfig(validation=0), evaluation=EvaluationConfig(train_rows=5000, test=True)
+        data=IdxConfig(validation=0), evaluation=EvaluationConfig(train_rows=5000, test=True)
     ),
     "fast": Config(
-        data=DataConfig(validation=0),
+        data=IdxConfig(validation=0),
         optimizer=AdamWConfig(learning_rate=3e-3),
         schedule=OneCycleConfig(),
         train=TrainConfig(epochs=3),
@@ -240,7 +253,7 @@ PRESETS: dict[str, Config] = {
         schedule=LinearConfig(),
     ),
     "wide-dropout": Config(
-        data=DataConfig(validation=0),
+        data=IdxConfig(validation=0),
         model=MLPConfig(widths=(1024, 1024, 1024), dropout=0.5, input_dropout=0.2),
         optimizer=AdamWConfig(learning_rate=1e-3),
         schedule=OneCycleConfig(),

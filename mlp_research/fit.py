@@ -1,4 +1,4 @@
-"""fit(config): the only training loop, for one run and for many members of one program."""
+"""`fit(config)` and the only training loop, for one run and for many members of one program."""
 
 import contextlib
 import dataclasses
@@ -9,14 +9,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from mlp_research.checkpoints.checkpoint import Checkpoints
 from mlp_research.config import Config, Execution
 from mlp_research.models import Model, summary
-from mlp_research.objectives import Evaluation
+from mlp_research.objectives import Evaluation, Measured
 from mlp_research.programs.base import Program
 from mlp_research.programs.single import Experiment
 from mlp_research.run import EpochClock, Run, mean_of
 from mlp_research.step import StepMetrics, TrainState
-from mlp_research.storage.checkpoint import Checkpoints
 from mlp_research.storage.metrics_log import step_lines
 from mlp_research.storage.run_folder import RunFolder, default_run_dir, writing
 from mlp_research.system import processes
@@ -78,7 +78,7 @@ def fit_program(
         parts = list(program.configs[0].parts.values())
         changed = folder.write_environment(program.execution, dict(program.mesh.shape), parts)
         if changed:
-            report.say(f"not as when the run began, nor need its bits be: {'; '.join(changed)}")
+            report.say(f"what can change bits is not as when the run began: {'; '.join(changed)}")
         run = Run(program, folder, checkpoints, report, stop)
         state = run.restored_or_new()
         report.describe(program.facts(int(state.step.max())) | {"folder": path}, program.layers())
@@ -140,6 +140,7 @@ def end_epoch(run: Run, state: TrainState, position: int, clock: EpochClock) -> 
     speed["evaluate_seconds"] = clock.seconds() - speed["train_seconds"]
     # What saving held the loop up since the last such line: this epoch's is not known yet.
     speed["checkpoint_seconds"] = clock.checkpoint_seconds
+    probed = [finite_or_none(numbers) for numbers in program.probe_each(model)]
     where = {"step": position, "epoch": position // program.plan.steps_per_epoch}
     check_finite(run, evaluations, position)
     rows = []
@@ -147,14 +148,24 @@ def end_epoch(run: Run, state: TrainState, position: int, clock: EpochClock) -> 
         means = log.means(tag.get("member"))
         for name, each in evaluations.items():
             log.append([tag | {"split": name} | where | each[index].numbers()])
+        probed[index] |= {name: means[name] for name in program.step_probes}
+        if probed[index]:
+            log.append([tag | {"split": "probes"} | where | probed[index]])
         log.append([tag | {"split": "epoch"} | where | means | speed])
-        rows.append(means | {name: each[index].accuracy for name, each in evaluations.items()})
+        accuracies = {name: each[index].accuracy for name, each in evaluations.items()}
+        rows.append(means | probed[index] | accuracies)
     saving = EpochClock(run, position)
     row = mean_of(rows)
     run.folder.write_scalars(where["epoch"], row)
     run.save(state, position, row.get("validation"))
     run.report.epoch(where | row | speed)
     return EpochClock(run, position, saving.seconds())
+
+
+def finite_or_none(numbers: Measured) -> dict[str, float | None]:
+    """Return numbers on the host; one that is not finite, which no line can hold, is None."""
+    values = {name: float(value) for name, value in numbers.items()}
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
 
 
 def check_finite(run: Run, evaluations: dict[str, list[Evaluation]], position: int) -> None:

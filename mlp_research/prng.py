@@ -6,6 +6,7 @@ threefry `fold_in` and numpy's `SeedSequence` are hashes: neighbouring seeds sha
 
 import hashlib
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.random as jr
@@ -23,8 +24,20 @@ def stream_key(seed: int, name: str) -> RandomKey:
     return jr.fold_in(jr.key(seed), _number(name))
 
 
+class StepKeys(eqx.Module):
+    """One key for each stream of a step's chance: of a run, or of one of its steps."""
+
+    dropout: RandomKey
+    """For the objective: dropout masks, noise, and whatever else it draws."""
+    augmentation: RandomKey
+
+    def at(self, step: Integer[HostOrDevice, ""]) -> "StepKeys":
+        """Return the keys of one step, from a run's. The length of a chunk does not enter."""
+        return StepKeys(step_key(self.dropout, step), step_key(self.augmentation, step))
+
+
 def step_key(key: RandomKey, step: Integer[HostOrDevice, ""]) -> RandomKey:
-    """Return the key of one step, from a run's. The length of a chunk does not enter."""
+    """Return the key of one step, from the root of its stream."""
     return jr.fold_in(key, step)
 
 

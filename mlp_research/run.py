@@ -2,18 +2,18 @@
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
 import jax
 import numpy as np
 
+from mlp_research.checkpoints.checkpoint import CheckpointError, Checkpoints
 from mlp_research.config import differences
 from mlp_research.errors import Failure
 from mlp_research.programs.base import Program
 from mlp_research.step import TrainState
-from mlp_research.storage.checkpoint import CheckpointError, Checkpoints
 from mlp_research.storage.run_folder import RunFolder
 from mlp_research.system import processes
 from mlp_research.system.stopping import StopRequest
@@ -113,6 +113,7 @@ class EpochClock:
         return (position - self._position) * self._images_per_step / self.seconds()
 
 
-def mean_of(rows: Sequence[dict[str, float]]) -> dict[str, float]:
-    """The mean over members of each named number."""
-    return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
+def mean_of(rows: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
+    """Return the mean over members of each named number, without those that no member has."""
+    known = {name: [row[name] for row in rows if row[name] is not None] for name in rows[0]}
+    return {name: float(np.mean(values)) for name, values in known.items() if values}

@@ -27,11 +27,16 @@ Logits = Float[Array, " classes"]
 """Unnormalised log-probabilities of one example."""
 
 
-Images = UInt8[HostOrDevice, "batch pixels"]
-"""Raw images as the files hold them, 0 to 255."""
+Images = UInt8[HostOrDevice, "batch pixels"] | Float32[HostOrDevice, "batch pixels"]
+"""Flat rows of features as the data hold them: pixels of 0 to 255, or any floats."""
 
 
-Labels = UInt8[HostOrDevice, " batch"]
+ScaledImages = Float32[Array, "batch pixels"]
+"""Flat images as a model is called on them: pixels in [0, 1], or the floats of the data."""
+
+
+Labels = UInt8[HostOrDevice, " batch"] | Int32[HostOrDevice, " batch"]
+"""Class indices: one byte each where there are at most 256 classes."""
 
 
 Scalar = Float32[Array, ""]
@@ -64,6 +69,11 @@ def named_leaves(tree: PyTree) -> list[tuple[str, Any]]:
     """Return (path, leaf) of each leaf: `layers[0].weight`."""
     leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
     return [(jax.tree_util.keystr(path).lstrip("."), leaf) for path, leaf in leaves]
+
+
+def is_below(path: str, name: str) -> bool:
+    """Return whether a path is that of `name` or of a part of it."""
+    return path == name or path.startswith((f"{name}.", f"{name}["))
 
 
 def strongly_typed(tree: PyTree) -> PyTree:

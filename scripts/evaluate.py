@@ -23,9 +23,9 @@ from mlp_research.analysis.saved_run import (
 from mlp_research.base_config import json_value
 from mlp_research.data.batches import MaskedBatch, Split
 from mlp_research.models import Model
-from mlp_research.objectives import Evaluation, Objective, Sums
+from mlp_research.objectives import Evaluation, Sums
 from mlp_research.programs.single import Experiment
-from mlp_research.step import batch_logits, eval_step
+from mlp_research.step import Recipe, batch_logits, eval_step
 from mlp_research.storage.run_folder import RunFolderError
 from mlp_research.system import sharding
 from mlp_research.terminal import command_line
@@ -76,14 +76,12 @@ def answers(experiment: Experiment, model: Model, split: Split) -> tuple[Evaluat
     kept = []
 
     @eqx.filter_jit
-    def sums_and_logits(
-        model: Model, objective: Objective, batch: MaskedBatch
-    ) -> tuple[Sums, Array]:
-        sums = eval_step(model, objective, batch)
-        return sharding.replicate(experiment.mesh, (sums, batch_logits(model, batch)))
+    def sums_and_logits(model: Model, recipe: Recipe, batch: MaskedBatch) -> tuple[Sums, Array]:
+        sums = eval_step(model, recipe, batch)
+        return sharding.replicate(experiment.mesh, (sums, batch_logits(model, recipe, batch)))
 
-    def step(model: Model, objective: Objective, batch: MaskedBatch) -> Sums:
-        sums, logits = sums_and_logits(model, objective, batch)
+    def step(model: Model, recipe: Recipe, batch: MaskedBatch) -> Sums:
+        sums, logits = sums_and_logits(model, recipe, batch)
         kept.append(np.asarray(logits))
         return sums
 

@@ -16,7 +16,6 @@ import tyro
 from mlp_research.analysis import export, saved_run
 from mlp_research.analysis.export import ExportError, LogitsFunction, Platform
 from mlp_research.data.batches import Split
-from mlp_research.models import Model
 from mlp_research.storage.run_folder import RunFolderError, write_atomically
 from mlp_research.terminal import command_line
 from mlp_research.terminal.report import Report
@@ -42,20 +41,21 @@ def main(argv: Sequence[str]) -> None:
     experiment = saved_run.open_run(flags, only_evaluated=True)
     saved = saved_run.restore(experiment, flags)
     data = experiment.data
-    pixels = data.test.images.shape[1]
-    exported = export.export(saved.model, pixels, flags.platforms)
+    images, inputs = data.test.images, experiment.recipe.inputs
+    exported = export.export(saved.model, images, inputs, flags.platforms)
     content = export.serialize(exported)
-    checked = agreement(saved.model, export.deserialize(content), data.test)
+    expected = export.logits_function(saved.model, inputs)
+    checked = agreement(expected, export.deserialize(content), data.test)
     output = flags.output or flags.run_dir / "export"
     texts = {
         "model.stablehlo.mlir": exported.mlir_module(),
-        "load.py": export.loader(content, pixels, data.classes),
+        "load.py": export.loader(content, images, data.classes),
     }
     write(output, {export.MODEL_FILE: content} | {name: t.encode() for name, t in texts.items()})
     Report().facts(
         {
             "model": f"step {saved.step:,} of {flags.run_dir}, its {flags.checkpoint} state",
-            "takes": f"images uint8 [batch, {pixels}], any batch size",
+            "takes": f"images {export.described(images)}, any batch size",
             "gives": f"logits float32 [batch, {data.classes}], randomness off",
             "runs on": ", ".join(flags.platforms),
             "check": checked,
@@ -66,24 +66,24 @@ def main(argv: Sequence[str]) -> None:
     )
 
 
-def agreement(model: Model, loaded: LogitsFunction, split: Split) -> str:
+def agreement(expected: LogitsFunction, loaded: LogitsFunction, split: Split) -> str:
     """How the loaded program's logits stand to the model's own, on every row of a split.
 
     Raises `ExportError` where they differ by more than rounding.
     """
     answers = []
-    for function in (jax.jit(export.logits_function(model)), loaded):
+    for function in (jax.jit(expected), loaded):
         parts = [
             np.asarray(function(split.images[start : start + CHECKED_AT_ONCE]))
             for start in range(0, len(split), CHECKED_AT_ONCE)
         ]
         answers.append(np.concatenate(parts))
-    expected, found = answers
+    wanted, found = answers
     right = int((found.argmax(axis=1) == split.labels).sum())
     rows = f"{len(split):,} test rows, {right:,} right ({100 * right / len(split):.2f} %)"
-    if np.array_equal(expected, found):
+    if np.array_equal(wanted, found):
         return f"{rows}; bitwise the model's logits"
-    difference = np.abs(expected - found).max() / np.abs(expected).max()
+    difference = np.abs(wanted - found).max() / np.abs(wanted).max()
     if difference <= 1e-5:  # what another device may round differently
         return f"{rows}; the model's logits to {difference:.1g}"
     raise ExportError(

@@ -32,10 +32,10 @@ from mlp_research.analysis.saved_run import (
     restore,
 )
 from mlp_research.data.batches import Batch, Split
+from mlp_research.data.inputs import scaled
 from mlp_research.errors import ConfigError
 from mlp_research.models import Model
 from mlp_research.programs.single import Experiment
-from mlp_research.step import scale_pixels
 from mlp_research.storage.run_folder import RunFolderError
 from mlp_research.sweep import tables
 from mlp_research.system import sharding
@@ -117,7 +117,7 @@ def measured(experiment: Experiment, flags: Flags) -> list[Moment]:
     def norms_and_logits(model: Model, batch: Batch) -> tuple[Array, Array]:
         evaluated = eqx.nn.inference_mode(model)
         logits = jax.lax.map(
-            lambda image: evaluated(scale_pixels(image)), batch.images, batch_size=flags.microbatch
+            lambda image: evaluated(scaled(image)), batch.images, batch_size=flags.microbatch
         )
         return factored_norms(model, batch, microbatch=flags.microbatch), logits
 

@@ -18,7 +18,7 @@ class SweepFlags(command_line.RunFlags):
     """Runs of each setting: seeds --seed, --seed + 1, ..."""
     vary: tuple[str, ...] = ()
     """FIELD=V1,V2 ...: all combinations are trained; the first values are the reference."""
-    vary_stream: tuple[Literal["init", "order", "dropout"], ...] = ()
+    vary_stream: tuple[Literal["init", "order", "augmentation", "dropout"], ...] = ()
     """Let each of these streams of chance vary alone, and all together."""
     members_per_program: int | None = None
     """Most members of one program, to bound memory; by default all that can share one."""

@@ -22,14 +22,16 @@ from benchmarks.derivatives import Row
 from benchmarks.timing import HEADINGS, Measured, Times, in_turn, medians, readable
 from jaxtyping import PyTree
 
-from mlp_research.config import Config, DataConfig, Execution, TrainConfig
+from mlp_research.config import Config, Execution, TrainConfig
+from mlp_research.data import IdxConfig
 from mlp_research.data.batches import Batch, Chunk
 from mlp_research.data.datasets import DEFAULT_DIRECTORY
+from mlp_research.data.inputs import scaled
 from mlp_research.errors import Failure
 from mlp_research.models import MLPConfig, Model
 from mlp_research.prng import stream_key
 from mlp_research.programs.single import Experiment
-from mlp_research.step import TrainState, compile_train_steps, scale_pixels, train_step
+from mlp_research.step import TrainState, compile_train_steps, train_step
 from mlp_research.sweep import tables
 from mlp_research.terminal import command_line
 from mlp_research.terminal.report import Report, aligned
@@ -67,7 +69,7 @@ class Setting:
     @classmethod
     def of(cls, flags: Flags) -> "Setting":
         config = Config(
-            data=DataConfig(validation=0), train=TrainConfig(batch_size=flags.batch_size)
+            data=IdxConfig(validation=0), train=TrainConfig(batch_size=flags.batch_size)
         )
         execution = Execution(data_dir=flags.data_dir, mesh_data=1, resident=False)
         experiment = Experiment.of(config, execution)
@@ -88,7 +90,7 @@ def main(argv: Sequence[str]) -> None:
     flags = tyro.cli(Flags, args=argv, description=__doc__)
     setting = Setting.of(flags)
     orders, scalar = derivatives.scalar(flags.repeats)
-    model, image = setting.state.model, scale_pixels(setting.batches[0].images[0])
+    model, image = setting.state.model, scaled(setting.batches[0].images[0])
     measured = [
         *jit(setting, flags.repeats),
         cached(setting, flags.repeats),
@@ -204,7 +206,7 @@ def cached(setting: Setting, repeats: int) -> Measured:
 
 def mapped(setting: Setting, repeats: int) -> Measured:
     """The logits of a batch by `vmap` and by a loop over its examples, with and without jit."""
-    model, images = setting.state.model, scale_pixels(setting.batches[0].images)
+    model, images = setting.state.model, scaled(setting.batches[0].images)
     examples = list(images)
 
     def one(image: jax.Array) -> jax.Array:

@@ -11,7 +11,8 @@ import jax.random as jr
 import numpy as np
 from jaxtyping import Array
 
-from mlp_research.config import Config, DataConfig, Execution, TrainConfig
+from mlp_research.config import Config, Execution, TrainConfig
+from mlp_research.data import IdxConfig
 from mlp_research.models import MLPConfig, ModelConfig
 from mlp_research.parts import Part
 from mlp_research.programs.single import Experiment
@@ -45,7 +46,7 @@ def write_data(directory: Path) -> Path:
 def small_config(*, seed: int = 0, epochs: int = 2, batch_size: int = 16, **fields: Any) -> Config:
     """A config for the made data, with dropout: 12 steps an epoch."""
     defaults = {
-        "data": DataConfig(validation=VALIDATION_ROWS),
+        "data": IdxConfig(validation=VALIDATION_ROWS),
         "model": MLPConfig(widths=(8, 6), dropout=0.3),
         "train": TrainConfig(epochs=epochs, batch_size=batch_size),
     }
@@ -84,7 +85,8 @@ def joined(chunks: list[StepMetrics]) -> dict[str, np.ndarray]:
     """Each metric of all steps, from the metrics of chunk after chunk."""
     names = ("loss", "correct", "gradient_norm", "clipped", "learning_rate")
     each = [
-        {name: getattr(metrics, name) for name in names} | metrics.measured for metrics in chunks
+        {name: getattr(metrics, name) for name in names} | metrics.measured | metrics.probed
+        for metrics in chunks
     ]
     return {name: np.concatenate([values[name] for values in each]) for name in each[0]}
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from benchmarks import results_page
 
-from mlp_research.config import Config, DataConfig, Execution, TrainConfig
-from mlp_research.data import datasets
+from mlp_research.config import Config, Execution, TrainConfig
+from mlp_research.data import IdxConfig, datasets
 from mlp_research.errors import Failure
 from mlp_research.models import MLPConfig, summary
 from mlp_research.programs.single import Experiment
@@ -52,7 +52,7 @@ def test_ratios_are_those_of_the_medians_within_a_group():
 def test_the_floors_operations_are_the_matrix_products_of_a_step(data_dir: Path):
     """XLA counts these and, beside them, what is done for each number: little in a wide model."""
     config = Config(
-        data=DataConfig(validation=0),
+        data=IdxConfig(validation=0),
         model=MLPConfig(widths=(512, 512)),
         train=TrainConfig(batch_size=64, epochs=1),
     )
@@ -65,8 +65,8 @@ def test_the_floors_operations_are_the_matrix_products_of_a_step(data_dir: Path)
 
 def test_a_made_set_repeats_the_real_images(tmp_path: Path):
     directory = part("growth").write_set(tmp_path / "set", 130_000)
-    made = datasets.load(directory, DataConfig(validation=0)).train
-    real = datasets.load(datasets.DEFAULT_DIRECTORY, DataConfig(validation=0)).train
+    made = datasets.load(directory, IdxConfig(validation=0)).train
+    real = datasets.load(datasets.DEFAULT_DIRECTORY, IdxConfig(validation=0)).train
     assert len(made) == 130_000
     for row in (0, 59_999, 60_000, 129_999):
         assert np.array_equal(made.images[row], real.images[row % 60_000])

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlp_research.data import datasets
-from mlp_research.data.datasets import DEFAULT_DIRECTORY, DataConfig, Splits, load
+from mlp_research.data import DataConfig, IdxConfig, datasets
+from mlp_research.data.datasets import DEFAULT_DIRECTORY, Splits, load
 from mlp_research.data.idx import DataError, read_idx
 from mlp_research.errors import ConfigError
 
@@ -35,7 +35,7 @@ PUBLISHED = {
     TEST_LABELS: "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
 }
 README = DEFAULT_DIRECTORY.parent / "README.md"
-SMALL = DataConfig(validation=2)
+SMALL = IdxConfig(validation=2)
 Contents = dict[str, bytes]
 
 
@@ -101,7 +101,7 @@ def refusal(directory: Path, config: DataConfig = SMALL) -> str:
 
 @pytest.fixture(scope="module")
 def mnist() -> Splits:
-    return load(DEFAULT_DIRECTORY, DataConfig())
+    return load(DEFAULT_DIRECTORY, IdxConfig())
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_mnist_is_listed_and_described_with_the_published_checksums():
 
 
 def test_validation_rows_are_the_last_training_rows_and_no_others(mnist: Splits):
-    everything = load(DEFAULT_DIRECTORY, DataConfig(validation=0))
+    everything = load(DEFAULT_DIRECTORY, IdxConfig(validation=0))
     assert everything.validation.images.shape == (0, 784)
     for whole, trained, held_out in (
         (everything.train.images, mnist.train.images, mnist.validation.images),
@@ -154,7 +154,7 @@ def test_the_checksum_is_that_of_the_content_and_of_all_of_it(tmp_path: Path):
     """Packed or raw, whatever rows are used; any label, pixel or size that differs changes it."""
     contents = small_contents()
     found = load(write(tmp_path / "packed", contents, packed=True), SMALL).crc32
-    limited = DataConfig(validation=0, limit=1, crc32=found)
+    limited = IdxConfig(validation=0, limit=1, crc32=found)
     assert load(write(tmp_path / "raw", contents, packed=False), limited).crc32 == found
     changed = [found]
     for name, size in zip(NAMES, (16, 8, 16, 8), strict=True):
@@ -172,7 +172,7 @@ def test_the_checksum_is_that_of_the_content_and_of_all_of_it(tmp_path: Path):
     changed.append(load(write(tmp_path / "turned", contents | turned, False), SMALL).crc32)
     assert len(set(changed)) == len(changed) == 10
     assert "data.crc32 is 7, that of these files" in refusal(
-        tmp_path / "raw", DataConfig(validation=2, crc32=7)
+        tmp_path / "raw", IdxConfig(validation=2, crc32=7)
     )
 
 
@@ -200,7 +200,7 @@ def test_of_a_large_file_some_images_and_all_labels_are_summed(
 def test_limit_keeps_the_first_rows_and_changes_neither_validation_nor_classes(tmp_path: Path):
     contents = small_contents() | {TRAIN_LABELS: idx(np.array([0, 1, 0, 1, 0, 9], np.uint8))}
     write(tmp_path, contents, packed=True)
-    whole, limited = load(tmp_path, SMALL), load(tmp_path, DataConfig(validation=2, limit=3))
+    whole, limited = load(tmp_path, SMALL), load(tmp_path, IdxConfig(validation=2, limit=3))
     np.testing.assert_array_equal(limited.train.images, whole.train.images[:3])
     np.testing.assert_array_equal(limited.train.labels, [0, 1, 0])
     np.testing.assert_array_equal(limited.validation.labels, [0, 9])
@@ -224,7 +224,7 @@ def test_raw_files_are_memory_mapped_and_take_no_memory_even_to_check(tmp_path: 
     write(tmp_path, contents, packed=False)
     (tmp_path / SUMS).write_text(checksum_lines(contents))
     with memory_below(2**21):
-        splits = load(tmp_path, DataConfig())
+        splits = load(tmp_path, IdxConfig())
     assert all(isinstance(array, np.memmap) for array in arrays_of(splits))
     np.testing.assert_array_equal(splits.train.images, images[:3192].reshape(3192, 1024))
 
@@ -405,11 +405,11 @@ def test_a_file_that_the_system_denies_is_refused_by_name(
     ("config", "message"),
     [
         (
-            DataConfig(validation=6),
+            IdxConfig(validation=6),
             "data.validation is 6, but the training files hold 6 rows: use at most 5",
         ),
-        (DataConfig(), "data.validation is 5000, but the training files hold 6 rows"),
-        (DataConfig(validation=2, limit=5), "data.limit is 5, but data.validation leaves 4 of 6"),
+        (IdxConfig(), "data.validation is 5000, but the training files hold 6 rows"),
+        (IdxConfig(validation=2, limit=5), "data.limit is 5, but data.validation leaves 4 of 6"),
     ],
 )
 def test_more_rows_than_there_are_is_a_fault_of_the_config(
@@ -504,7 +504,7 @@ def test_the_examples_in_the_readme_work(tmp_path: Path):
     text = README.read_text()
     (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
-    splits = load(tmp_path / "brightness", DataConfig(validation=100))
+    splits = load(tmp_path / "brightness", IdxConfig(validation=100))
     assert (len(splits.train), len(splits.test), splits.image_shape) == (900, 200, (8, 8))
     assert splits.train.images[splits.train.labels == 1].min() == 127
     (commands,) = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)

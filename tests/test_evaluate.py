@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 
 from mlp_research.analysis import predictions
+from mlp_research.data import IdxConfig
 from mlp_research.data.batches import Split
-from mlp_research.data.datasets import DataConfig
 from mlp_research.fit import Result, fit
 from mlp_research.models import Model, ModelConfig
 from mlp_research.programs.single import Experiment
@@ -343,7 +343,7 @@ def test_what_cannot_be_evaluated_is_refused_in_a_sentence(
 def unvalidated(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run without validation rows."""
     run_dir = tmp_path_factory.mktemp("unvalidated") / "run"
-    config = small_config(data=DataConfig(validation=0), epochs=1)
+    config = small_config(data=IdxConfig(validation=0), epochs=1)
     fit(config, small_execution(data_dir), run_dir=run_dir, report=Report(quiet=True))
     return run_dir
 

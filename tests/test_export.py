@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 import pytest
+from jax.export import Exported
 from jaxtyping import Array
 
 from mlp_research.analysis import export as exporting
 from mlp_research.analysis.export import ExportError
 from mlp_research.analysis.saved_run import SavedRunFlags, open_run, restore
+from mlp_research.data.inputs import Inputs
 from mlp_research.fit import fit
 from mlp_research.models import MLPConfig, Model, ModelConfig
 from mlp_research.system import sharding
@@ -105,10 +108,16 @@ def made_model(kind: str) -> Model:
     return config.build(SHAPE, CLASSES, key=jr.key(7))
 
 
+def exported_of(
+    model: Model, pixels: int = PIXELS, platforms: Sequence[Any] = exporting.PLATFORMS
+) -> Exported:
+    return exporting.export(model, made_images(1, pixels), Inputs(), platforms)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_file_gives_bitwise_the_models_logits_at_any_batch_size(kind: str):
     model = made_model(kind)
-    exported = exporting.export(model, PIXELS)
+    exported = exported_of(model)
     assert exported.platforms == ("cpu", "cuda", "tpu")
     loaded = exporting.deserialize(exporting.serialize(exported))
     for rows in BATCH_SIZES:
@@ -120,7 +129,7 @@ def test_one_file_gives_bitwise_the_models_logits_at_any_batch_size(kind: str):
 
 def test_the_default_mlp_gives_bitwise_its_logits():
     model = MLPConfig().build((28, 28), 10, key=jr.key(7))
-    loaded = exporting.deserialize(exporting.serialize(exporting.export(model, 784)))
+    loaded = exporting.deserialize(exporting.serialize(exported_of(model, 784)))
     for rows in BATCH_SIZES:
         images = made_images(rows, 784)
         np.testing.assert_array_equal(loaded(images), model_logits(model, images))
@@ -128,7 +137,7 @@ def test_the_default_mlp_gives_bitwise_its_logits():
 
 def test_randomness_is_off():
     model = MLPConfig(widths=(8,), dropout=0.5).build(SHAPE, CLASSES, key=jr.key(7))
-    loaded = exporting.deserialize(exporting.serialize(exporting.export(model, PIXELS)))
+    loaded = exporting.deserialize(exporting.serialize(exported_of(model)))
     images = made_images(5)
     np.testing.assert_array_equal(loaded(images), loaded(images))
     np.testing.assert_array_equal(loaded(images), model_logits(model, images))
@@ -136,7 +145,7 @@ def test_randomness_is_off():
 
 def test_an_export_of_a_model_on_eight_devices_asks_for_one():
     model, mesh = made_model("mlp"), sharding.device_mesh(8)
-    spread = exporting.export(sharding.place(model, sharding.replicated(mesh)), PIXELS)
+    spread = exported_of(sharding.place(model, sharding.replicated(mesh)))
     assert spread.nr_devices == 1
     logits = exporting.deserialize(exporting.serialize(spread))(made_images(37))
     assert len(logits.devices()) == 1
@@ -196,7 +205,7 @@ def test_a_damaged_file_is_refused_by_the_loader(exported: Path, tmp_path: Path,
 
 
 def test_jax_itself_refuses_a_file_that_was_cut():
-    content = exporting.serialize(exporting.export(made_model("mlp"), PIXELS))
+    content = exporting.serialize(exported_of(made_model("mlp")))
     for length in (0, 100, len(content) // 2, len(content) - 1000):
         with pytest.raises(Exception, match="requires a buffer of at least"):
             exporting.deserialize(content[:length])
@@ -212,7 +221,7 @@ def test_jax_itself_refuses_a_file_that_was_cut():
     ids=["pixels", "rank", "type"],
 )
 def test_wrong_images_are_refused_with_both_shapes(images: np.ndarray, message: str):
-    content = exporting.serialize(exporting.export(made_model("mlp"), PIXELS))
+    content = exporting.serialize(exported_of(made_model("mlp")))
     with pytest.raises(ValueError, match=message):
         exporting.deserialize(content)(images)
 
@@ -295,11 +304,11 @@ class Eigenvalues(eqx.Module):
 def test_a_model_that_a_platform_cannot_run_is_refused_with_the_mend():
     model = Eigenvalues(jnp.eye(CLASSES))
     with pytest.raises(ExportError, match=r"for cpu, cuda, tpu: .*eig.*Name by --platforms only"):
-        exporting.export(model, PIXELS)
-    loaded = exporting.deserialize(exporting.serialize(exporting.export(model, PIXELS, ["cpu"])))
+        exported_of(model)
+    loaded = exporting.deserialize(exporting.serialize(exported_of(model, platforms=["cpu"])))
     assert loaded(made_images(2)).shape == (2, CLASSES)
 
 
 def test_a_models_training_only_callbacks_are_left_out():
     model = WitnessConfig().build(SHAPE, CLASSES, key=jr.key(7))
-    assert exporting.serialize(exporting.export(model, PIXELS))
+    assert exporting.serialize(exported_of(model))

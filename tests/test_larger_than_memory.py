@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mlp_research.data import datasets, idx, loader
-from mlp_research.data.datasets import DataConfig
+from mlp_research.data import IdxConfig, datasets, idx, loader
 from mlp_research.data.loader import Plan, evaluation_batches, train_chunks
 from tests.made import write_idx
 
@@ -40,7 +39,7 @@ def resident_bytes(path: Path) -> int:
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells it on Linux alone")
 def test_rows_that_are_trained_on_are_never_resident(directory: Path):
     images = directory / "train-images-idx3-ubyte"
-    train = datasets.load(directory, DataConfig(validation=2000)).train
+    train = datasets.load(directory, IdxConfig(validation=2000)).train
     expected = np.fromfile(images, np.uint8, offset=16).reshape(ROWS, PIXELS)
     plan = Plan(seed=0, rows=len(train), batch_size=100, epochs=1)
     for index, chunk in enumerate(train_chunks(plan.chunks(0, 20), train)):
@@ -55,7 +54,7 @@ def test_rows_that_are_trained_on_are_never_resident(directory: Path):
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc tells it on Linux alone")
 def test_rows_that_were_evaluated_are_let_go_of(directory: Path):
     images = directory / "train-images-idx3-ubyte"
-    train = datasets.load(directory, DataConfig(validation=0)).train
+    train = datasets.load(directory, IdxConfig(validation=0)).train
     for batch in evaluation_batches(train, 1000):
         assert batch.images.any() and resident_bytes(images) == 0
 
@@ -63,7 +62,7 @@ def test_rows_that_were_evaluated_are_let_go_of(directory: Path):
 def test_the_rows_are_those_of_the_file_that_was_opened(directory: Path, tmp_path: Path):
     folder = shutil.copytree(directory, tmp_path / "data")
     images, rows = folder / "train-images-idx3-ubyte", np.array([[5, 0], [ROWS - 1, 5]])
-    train = datasets.load(folder, DataConfig(validation=0)).train
+    train = datasets.load(folder, IdxConfig(validation=0)).train
     expected = train.images[rows]
     images.rename(folder / "away")
     images.write_bytes(bytes(100))
@@ -83,7 +82,7 @@ def test_rows_of_an_array_that_someone_else_mapped_are_its_rows(directory: Path)
 def test_the_open_file_goes_with_the_last_array(directory: Path):
     gc.collect()
     before = len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
-    train = datasets.load(directory, DataConfig(validation=5)).train
+    train = datasets.load(directory, IdxConfig(validation=5)).train
     assert idx.is_mapped(train.images) and len(idx._FILES) > 0
     kept = train.images[3:9]
     del train

@@ -41,7 +41,7 @@ def streams_have_no_names(patch: Patch) -> None:
 
 def masks_forget_the_step(patch: Patch) -> None:
     original = prng.step_key
-    patch.setattr(step, "step_key", lambda key, _: original(key, jnp.int32(0)))
+    patch.setattr(prng, "step_key", lambda key, _: original(key, jnp.int32(0)))
 
 
 def examples_share_a_mask(patch: Patch) -> None:
@@ -54,7 +54,7 @@ def examples_share_a_mask(patch: Patch) -> None:
 
 def seed_misses_the_masks(patch: Patch) -> None:
     original = prng.step_key
-    patch.setattr(step, "step_key", lambda key, number: original(jr.key(0), number))
+    patch.setattr(prng, "step_key", lambda key, number: original(jr.key(0), number))
 
 
 @pytest.mark.parametrize(
@@ -117,8 +117,7 @@ def test_law_4_bites(data_dir: Path, monkeypatch: Patch):
 
     def init(self: single.Experiment) -> step.TrainState:
         state = original(self)
-        key = jr.fold_in(state.key, self.mesh.size)
-        return dataclasses.replace(state, key=key)
+        return dataclasses.replace(state, keys=state.keys.at(jnp.int32(self.mesh.size)))
 
     monkeypatch.setattr(single.Experiment, "init", init)
     with pytest.raises(AssertionError, match="batches or masks differ"):
@@ -136,7 +135,9 @@ def masks_of_the_first_member(patch: Patch) -> None:
     patch.setattr(
         members,
         "stream_keys",
-        lambda config: (original(config)[0], original(config.model_copy(update={"seed": 0}))[1]),
+        lambda config: dataclasses.replace(
+            original(config), steps=original(config.model_copy(update={"seed": 0})).steps
+        ),
     )
 
 

@@ -275,7 +275,7 @@ def test_patches_that_do_not_tile_the_image_are_refused_with_sizes_that_do(
     ("config", "field", "value"),
     [
         (MLPConfig, "input_dropout", 1.0),
-        (MLPConfig, "normalisation", "batch"),
+        (ResidualConfig, "normalisation", "batch"),
         (ResidualConfig, "blocks", 0),
         (ResidualConfig, "expansion", 0),
         (ResidualConfig, "dropout", -0.1),

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from mlp_research.config import Config
+from mlp_research.data.inputs import Inputs
 from mlp_research.errors import ConfigError
 from mlp_research.models import MLPConfig
-from mlp_research.objectives import CrossEntropy
 from mlp_research.optimizers import (
     AdamConfig,
     AdamWConfig,
@@ -28,6 +29,7 @@ from mlp_research.optimizers.schedules import (
     ScheduleConfig,
     WarmupCosineConfig,
 )
+from mlp_research.programs import base as programs
 from mlp_research.programs.single import Experiment
 from mlp_research.step import Recipe
 from tests.made import (
@@ -135,8 +137,8 @@ SHAPES: dict[str, tuple[ScheduleConfig, Callable[[int], float]]] = {
 
 def recipe_of(optimizer: OptimizerConfig, schedule: ScheduleConfig, steps: int = STEPS) -> Recipe:
     """Return the traced parts of a run."""
-    model, objective = MLPConfig().traced(), CrossEntropy().traced()
-    return Recipe(model, objective, optimizer.traced(), schedule.traced(), steps)
+    config = Config(optimizer=optimizer, schedule=schedule)
+    return programs.recipe_of(config, steps, Inputs())
 
 
 def test_every_rule_and_schedule_has_a_reference():

@@ -26,13 +26,13 @@ from mlp_research.analysis.per_example import (
     per_example_norms,
 )
 from mlp_research.data.batches import Batch
+from mlp_research.data.inputs import scaled
 from mlp_research.errors import ConfigError
 from mlp_research.fit import Result, fit
 from mlp_research.models import MixerConfig, MLPConfig, ModelConfig, ResidualConfig
 from mlp_research.models.base import he_linear
 from mlp_research.models.summary import lowered
 from mlp_research.objectives import cross_entropy
-from mlp_research.step import scale_pixels
 from mlp_research.terminal.report import Report
 from scripts import per_example_gradients as script
 from tests.made import TEST_ROWS, own_kinds, small_config, small_execution
@@ -222,7 +222,7 @@ def test_the_mean_of_the_examples_gradients_is_that_of_the_batch():
     model, batch = trembling(DENSE["mlp, layer norm"](jr.key(0))), made_batch()
 
     def mean_loss(model: Any) -> Any:
-        logits = jax.vmap(lambda image: model(image))(scale_pixels(batch.images))
+        logits = jax.vmap(lambda image: model(image))(scaled(batch.images))
         each = jax.vmap(lambda z, y: cross_entropy(z, y, jnp.float32(0)))
         return each(logits, jnp.asarray(batch.labels)).mean()
 

@@ -12,7 +12,7 @@ import filelock
 import jax
 import pytest
 
-from mlp_research.config import DataConfig
+from mlp_research.data import IdxConfig
 from mlp_research.sweep import design, run
 from mlp_research.terminal import command_line
 from tests.made import small_config
@@ -328,7 +328,7 @@ def test_what_has_changed_since_a_run_began_and_can_change_its_bits_is_said(
     path.write_text(json.dumps(starts))
     code, text = call(*words, "--mesh.data", 2)
     changed = f"mesh.data 1, now 2; versions.jax 0.1.2, now {jax.__version__}"
-    assert code == 0 and f"not as when the run began, nor need its bits be: {changed}" in text
+    assert code == 0 and f"what can change bits is not as when the run began: {changed}" in text
 
 
 @pytest.mark.parametrize(
@@ -353,7 +353,7 @@ def test_the_command_that_goes_on_names_the_files_of_parts_from_outside(
 
 def test_config_faults_come_all_at_once_with_their_paths():
     with pytest.raises(ValueError, match="validation") as raised:
-        DataConfig(**{"validation": -1, "limit": 0, "unknown": 3})
+        IdxConfig(**{"validation": -1, "limit": 0, "unknown": 3})
     assert str(raised.value).splitlines() == [
         "validation is -1: it must be >= 0",
         "limit is 0: it must be > 0",

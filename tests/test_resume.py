@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlp_research.storage.checkpoint import Checkpoints
+from mlp_research.checkpoints.checkpoint import Checkpoints
 from tests import processes
 from tests.laws import lasting_lines
 from tests.made import VALIDATION_ROWS

@@ -7,9 +7,9 @@ import pytest
 
 from mlp_research.analysis import saved_run
 from mlp_research.analysis.saved_run import SavedRunFlags, models_along, open_run, restore
+from mlp_research.checkpoints.checkpoint import Checkpoints
 from mlp_research.programs.single import Experiment
 from mlp_research.step import TrainState
-from mlp_research.storage.checkpoint import Checkpoints
 from tests.made import assert_bitwise, initial_state, train_through
 
 STEPS, EPOCH = 24, 12

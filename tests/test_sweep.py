@@ -167,7 +167,7 @@ def test_a_varied_stream_leaves_the_others_as_they_are(data_dir: Path):
         program = Members.of(setting.configs, execution, "map")
         one, other = program.unstack(eqx.filter(program.init(), eqx.is_array))
         weights = [np.asarray(state.model.layers[0].weight) for state in (one, other)]
-        keys = [np.asarray(jax.random.key_data(state.key)) for state in (one, other)]
+        keys = [np.asarray(jax.random.key_data(state.keys.dropout)) for state in (one, other)]
         orders = [plan.permutation(0) for plan in program.plans]
         for same, (left, right) in ((same_init, weights), (same_order, orders), (same_key, keys)):
             assert np.array_equal(left, right) == same, setting.name

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from mlp_research import step
+from mlp_research.checkpoints import checkpoint
 from mlp_research.data.batches import Split
 from mlp_research.data.loader import ChunkPlan, Plan
 from mlp_research.errors import ConfigError
@@ -18,7 +19,6 @@ from mlp_research.models import MixerConfig, MLPConfig, ModelConfig, ResidualCon
 from mlp_research.objectives import CrossEntropy, Objective
 from mlp_research.optimizers import AdamConfig, AdamWConfig, OptimizerConfig, SGDConfig
 from mlp_research.optimizers.schedules import ScheduleConfig
-from mlp_research.storage import checkpoint
 from mlp_research.testing import (
     OBJECTIVE_PROMISES,
     OPTIMIZER_PROMISES,

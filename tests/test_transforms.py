@@ -19,8 +19,8 @@ from benchmarks import derivatives, timing, timing_figures
 from benchmarks.timing import Measured, compile_cache_in, in_turn, readable
 from matplotlib.figure import Figure
 
+from mlp_research.data.inputs import scaled
 from mlp_research.models import MLPConfig
-from mlp_research.step import scale_pixels
 from scripts import transforms
 from tests import processes
 
@@ -193,7 +193,7 @@ def test_both_jacobians_are_the_difference_quotients(
     setting: transforms.Setting, results_of: dict[str, Any]
 ):
     model = MLPConfig(activation="tanh").build((4, 3), CLASSES, key=jr.key(3))  # has no kinks
-    image = scale_pixels(setting.batches[0].images[0])
+    image = scaled(setting.batches[0].images[0])
     derivatives.jacobian(model, image, 1)
     step = 1e-2
     shifts = step * jnp.eye(PIXELS)

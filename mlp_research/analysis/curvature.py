@@ -20,7 +20,7 @@ from matfree import decomp, stochtrace
 
 from mlp_research.data.batches import Batch
 from mlp_research.errors import ConfigError, Failure
-from mlp_research.models import Model
+from mlp_research.models import Model, parameter_mask
 from mlp_research.objectives import cross_entropy
 from mlp_research.shapes import RandomKey
 
@@ -39,7 +39,7 @@ class CurvatureError(Failure, ArithmeticError):
 
 def partition(model: Model) -> tuple[PyTree, PyTree]:
     """(parameters, all else) of a model, randomness off. Parameters are its inexact arrays."""
-    return eqx.partition(eqx.nn.inference_mode(model), eqx.is_inexact_array)
+    return eqx.partition(eqx.nn.inference_mode(model), parameter_mask(model))
 
 
 def count(like: PyTree) -> int:
@@ -52,7 +52,9 @@ def logits(parameters: PyTree, static: PyTree, batch: Batch) -> Float[Array, "ba
     model = eqx.combine(parameters, static)
     # As the steps scale pixels, but in float64 where the parameters are.
     dtype = jnp.result_type(jnp.float32, *jax.tree.leaves(parameters))
-    return jax.vmap(lambda image: model(image))(jnp.asarray(batch.images, dtype) / 255)
+    images = jnp.asarray(batch.images, dtype)
+    images = images / 255 if batch.images.dtype == np.uint8 else images
+    return jax.vmap(lambda image: model(image))(images)
 
 
 def mean_loss(parameters: PyTree, static: PyTree, batch: Batch) -> Float[Array, ""]:

@@ -12,13 +12,14 @@ from typing import Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.export import Exported
 from jaxtyping import Array, Float32
 
+from mlp_research.data.inputs import Inputs
 from mlp_research.errors import Failure
 from mlp_research.models import Model
 from mlp_research.shapes import Images
-from mlp_research.step import scale_pixels
 
 Platform = Literal["cpu", "cuda", "rocm", "tpu"]
 PLATFORMS: tuple[Platform, ...] = ("cpu", "cuda", "tpu")
@@ -31,28 +32,35 @@ class ExportError(Failure):
     """A model that cannot be exported: why, and what to do."""
 
 
-def logits_function(model: Model) -> LogitsFunction:
-    """The model as a function of raw images alone: randomness off, its parameters constants."""
+def logits_function(model: Model, inputs: Inputs) -> LogitsFunction:
+    """Return the model as a function of raw images alone: randomness off, all else constant."""
     evaluated = eqx.nn.inference_mode(model)
 
     def logits(images: Images) -> Float32[Array, "batch classes"]:
-        return jax.vmap(lambda image: evaluated(image))(scale_pixels(images)).astype(jnp.float32)
+        return jax.vmap(lambda image: evaluated(image))(inputs(images)).astype(jnp.float32)
 
     return logits
 
 
-def export(model: Model, pixels: int, platforms: Sequence[Platform] = PLATFORMS) -> Exported:
-    """One program for any batch size: images uint8 [batch, pixels] to logits float32.
+def export(
+    model: Model,
+    images: Images,
+    inputs: Inputs,
+    platforms: Sequence[Platform] = PLATFORMS,
+) -> Exported:
+    """Return one program for any batch size, from raw images to float32 logits.
 
-    Its logits are bitwise those of `jax.jit(logits_function(model))` at the same batch size. A
-    program that takes the parameters as arguments may be compiled to another order of the same
-    sums. Raises `ExportError` for a model with an operation that a platform lacks.
+    `images` says by an example or two how many features there are, and whether they are pixels of
+    0 to 255 (uint8) or floats. The logits are bitwise those of
+    `jax.jit(logits_function(model, inputs))` at the same batch size. A program that takes the
+    parameters as arguments may be compiled to another order of the same sums. Raises `ExportError`
+    for a model with an operation that a platform lacks.
     """
     (batch,) = jax.export.symbolic_shape("batch")
-    images = jax.ShapeDtypeStruct((batch, pixels), jnp.uint8)
-    program = jax.jit(logits_function(model))
+    features = jax.ShapeDtypeStruct((batch, images.shape[1]), images.dtype)
+    program = jax.jit(logits_function(model, inputs))
     try:
-        return jax.export.export(program, platforms=platforms)(images)
+        return jax.export.export(program, platforms=platforms)(features)
     except NotImplementedError as error:
         raise ExportError(
             f"the model cannot be exported for {', '.join(platforms)}: {_first_line(error)}. "
@@ -78,14 +86,23 @@ def deserialize(content: bytes) -> LogitsFunction:
     return jax.jit(jax.export.deserialize(bytearray(content)).call)
 
 
-def loader(content: bytes, pixels: int, classes: int) -> str:
-    """The text of a Python file that stands beside the model's file and loads it."""
+def loader(content: bytes, images: Images, classes: int) -> str:
+    """Return the text of a Python file that stands beside the model's file and loads it.
+
+    `images` are as for `export`.
+    """
     return LOADER.format(
         file=MODEL_FILE,
         checksum=hashlib.sha256(content).hexdigest(),
-        pixels=pixels,
+        features=described(images),
         classes=classes,
     )
+
+
+def described(images: Images) -> str:
+    """Return what the program takes: `uint8 [batch, 784], 0 to 255`."""
+    bounds = ", 0 to 255" if images.dtype == np.uint8 else ""
+    return f"{images.dtype} [batch, {images.shape[1]}]{bounds}"
 
 
 def _first_line(error: Exception) -> str:
@@ -116,7 +133,7 @@ SHA256 = "{checksum}"
 def load(path=MODEL):
     """A compiled function from images to logits, for any batch size.
 
-    Images are uint8 [batch, {pixels}], 0 to 255, each flat, row by row; logits are
+    Images are {features}, each flat, row by row; logits are
     float32 [batch, {classes}]. A new batch size is compiled when it is first seen.
     """
     content = Path(path).read_bytes()

@@ -12,18 +12,19 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import jax.random as jr
 import numpy as np
 import optax
 from jax.extend.core import get_opaque_trace_state
-from jaxtyping import Array, Float, PyTree, UInt8
+from jaxtyping import Array, Float, Integer, PyTree
 
 from mlp_research.data.batches import Batch
+from mlp_research.data.inputs import RawImages, scaled
 from mlp_research.errors import ConfigError, Failure
-from mlp_research.models import Model
+from mlp_research.models import Model, mixes_examples
 from mlp_research.models.base import Dense
 from mlp_research.objectives import cross_entropy
 from mlp_research.shapes import HostOrDevice, RandomKey, RandomKeys, Scalar
-from mlp_research.step import scale_pixels
 
 
 class NotFactoredError(Failure, TypeError):
@@ -147,12 +148,18 @@ def gradient_noise_scale(norms: Float[HostOrDevice, " batch"], norm_of_mean: Any
 class _Example(eqx.Module):
     """All examples, and under `vmap` one of them."""
 
-    image: UInt8[Array, "batch pixels"]
-    label: UInt8[Array, " batch"]
+    image: RawImages
+    label: Integer[Array, " batch"]
     key: RandomKeys | None
 
 
 def _prepared(model: Model, batch: Batch, keys: RandomKeys | None) -> tuple[Model, _Example]:
+    if mixes_examples(model, scaled(batch.images[0]), jr.key(0)):
+        raise ConfigError(
+            "an example has no gradient of its own in this model: in training its batch statistics "
+            "join all examples of a batch. Use a model without them, such as one with "
+            "--model.normalisation layer"
+        )
     examples = _Example(jnp.asarray(batch.images), jnp.asarray(batch.labels), keys)
     return eqx.nn.inference_mode(model) if keys is None else model, examples
 
@@ -166,7 +173,7 @@ def _each(function: Callable[[_Example], Array], examples: _Example, microbatch:
 
 
 def _loss(model: Model, example: _Example) -> Scalar:
-    logits = model(scale_pixels(example.image), key=example.key)
+    logits = model(scaled(example.image), key=example.key)
     return cross_entropy(logits, example.label, jnp.float32(0))
 
 

@@ -10,19 +10,19 @@ import jax
 import jax.numpy as jnp
 import tyro
 
+from mlp_research.checkpoints.checkpoint import CheckpointError, Checkpoints
 from mlp_research.config import Config, Execution, differences, read_config
 from mlp_research.data.batches import Split
 from mlp_research.errors import ConfigError
 from mlp_research.models import Model
 from mlp_research.programs.single import Experiment
 from mlp_research.step import TrainState
-from mlp_research.storage.checkpoint import CheckpointError, Checkpoints
 from mlp_research.storage.environment import trained_on
 from mlp_research.storage.run_folder import RunFolderError, check_links, read_json
 from mlp_research.system import compile_cache
 from mlp_research.terminal import command_line
 
-EVALUATED = ("model", "objective")
+EVALUATED = ("data", "model", "objective")
 """The families that an evaluation needs."""
 SplitName = Literal["test", "validation", "train"]
 

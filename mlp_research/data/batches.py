@@ -3,30 +3,40 @@
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int32, UInt8
+from jaxtyping import Array, Bool, Float32, Int32, Integer, UInt8
 
-from mlp_research.shapes import HostOrDevice
+from mlp_research.shapes import HostOrDevice, Images, Labels
 
 
 class Split(eqx.Module):
     """The rows of one part of a data set, on the host."""
 
-    images: UInt8[np.ndarray, "examples pixels"]
-    labels: UInt8[np.ndarray, " examples"]
+    images: UInt8[np.ndarray, "examples pixels"] | Float32[np.ndarray, "examples pixels"]
+    """Flat features: pixels of 0 to 255, or any floats."""
+    labels: UInt8[np.ndarray, " examples"] | Int32[np.ndarray, " examples"]
+    groups: Integer[np.ndarray, " examples"] | None = None
+    """The group of each row, where the data tell it: the writer of each digit."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def rows(self, count: int) -> "Split":
-        """The first `count` rows."""
-        return Split(self.images[:count], self.labels[:count])
+        """Return the first `count` rows."""
+        return self[:count]
+
+    def __getitem__(self, rows: slice) -> "Split":
+        """Return the rows of a slice."""
+        groups = None if self.groups is None else self.groups[rows]
+        return Split(self.images[rows], self.labels[rows], groups)
 
 
 class Batch(eqx.Module):
     """The examples of one optimizer step; with a leading axis, of several steps."""
 
-    images: UInt8[HostOrDevice, "*steps batch pixels"]
-    labels: UInt8[HostOrDevice, "*steps batch"]
+    images: (
+        UInt8[HostOrDevice, "*steps batch pixels"] | Float32[HostOrDevice, "*steps batch pixels"]
+    )
+    labels: UInt8[HostOrDevice, "*steps batch"] | Int32[HostOrDevice, "*steps batch"]
 
 
 class Chunk(eqx.Module):
@@ -63,6 +73,6 @@ AnyChunk = Chunk | RowChunk
 class MaskedBatch(eqx.Module):
     """An evaluation batch of fixed size; rows where `real` is false are padding."""
 
-    images: UInt8[HostOrDevice, "batch pixels"]
-    labels: UInt8[HostOrDevice, " batch"]
+    images: Images
+    labels: Labels
     real: Bool[HostOrDevice, " batch"]

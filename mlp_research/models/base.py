@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import jax.random as jr
 from jaxtyping import Array, Float
 
+from mlp_research.models.state import BATCH
 from mlp_research.parts import Part
 from mlp_research.shapes import RandomKey
 
@@ -28,8 +29,11 @@ class ModelConfig(Part, abc.ABC, frozen=True):
     """An architecture as plain numbers; `build` makes the model."""
 
     @abc.abstractmethod
-    def build(self, image_shape: tuple[int, int], classes: int, *, key: RandomKey) -> Any:
-        """A freshly initialised model for images of this height and width."""
+    def build(self, image_shape: tuple[int, ...], classes: int, *, key: RandomKey) -> Any:
+        """Return a new model for examples of this shape, which it is given flat.
+
+        A model with state is made by `eqx.nn.make_with_state`, and returned as (model, state).
+        """
 
 
 Activation = Literal["relu", "gelu", "silu", "tanh"]
@@ -56,6 +60,11 @@ def norm_layer(kind: Normalisation, size: int) -> Norm:
             return eqx.nn.LayerNorm(size)
         case "rms":
             return eqx.nn.RMSNorm(size, use_bias=False)
+
+
+def batch_norm(size: int) -> eqx.nn.BatchNorm:
+    """Return batch normalisation (Ioffe and Szegedy 2015); its running means keep 0.9 a step."""
+    return eqx.nn.BatchNorm(size, axis_name=BATCH, mode="batch", momentum=0.9)
 
 
 class Dense(eqx.nn.Linear):

@@ -64,7 +64,8 @@ class Mixer(eqx.Module):
     blocks: tuple[MixerBlock, ...]
     norm: Norm
     head: Dense
-    image_shape: tuple[int, int] = eqx.field(static=True)
+    image_shape: tuple[int, ...] = eqx.field(static=True)
+    """Height and width, and channels where there are several."""
     patch_size: int = eqx.field(static=True)
 
     @property
@@ -85,9 +86,9 @@ class Mixer(eqx.Module):
 
     def patches(self, image: Float[Array, " {self.pixels}"]) -> Float[Array, "tokens patch"]:
         """The image's square patches, row by row, each flat."""
-        size, (height, width) = self.patch_size, self.image_shape
-        grid = image.reshape(height // size, size, width // size, size)
-        return grid.swapaxes(1, 2).reshape(-1, size * size)
+        size, (height, width, *channels) = self.patch_size, self.image_shape
+        grid = image.reshape(height // size, size, width // size, size, *channels)
+        return grid.swapaxes(1, 2).reshape(-1, size * size * prod(channels))
 
 
 class MixerConfig(ModelConfig, frozen=True):
@@ -109,13 +110,14 @@ class MixerConfig(ModelConfig, frozen=True):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Probability that a hidden unit of either perceptron is dropped in training."""
 
-    def build(self, image_shape: tuple[int, int], classes: int, *, key: RandomKey) -> Mixer:
+    def build(self, image_shape: tuple[int, ...], classes: int, *, key: RandomKey) -> Mixer:
         """Raises `ConfigError` where the patches do not tile the image."""
         self._check_tiles(image_shape)
-        tokens = prod(image_shape) // self.patch_size**2
+        height, width, *channels = image_shape
+        tokens = height * width // self.patch_size**2
         embedding_key, head_key, *block_keys = jr.split(key, self.blocks + 2)
         return Mixer(
-            embedding=he_linear(self.patch_size**2, self.width, key=embedding_key),
+            embedding=he_linear(self.patch_size**2 * prod(channels), self.width, key=embedding_key),
             blocks=tuple(self._block(tokens, key=block_key) for block_key in block_keys),
             norm=norm_layer(self.normalisation, self.width),
             head=he_linear(self.width, classes, gain=1, key=head_key),
@@ -123,10 +125,15 @@ class MixerConfig(ModelConfig, frozen=True):
             patch_size=self.patch_size,
         )
 
-    def _check_tiles(self, image_shape: tuple[int, int]) -> None:
-        common = gcd(*image_shape)
+    def _check_tiles(self, image_shape: tuple[int, ...]) -> None:
+        if len(image_shape) not in (2, 3):
+            raise ConfigError(
+                f"model mixer cuts images into patches, but an example has the shape {image_shape}:"
+                " use --model mlp or residual"
+            )
+        height, width, *_ = image_shape
+        common = gcd(height, width)
         if common % self.patch_size:
-            height, width = image_shape
             fitting = ", ".join(str(size) for size in range(1, common + 1) if common % size == 0)
             raise ConfigError(
                 f"model.patch_size is {self.patch_size}, but images are {height} x {width}: "

@@ -16,6 +16,7 @@ from mlp_research.models.base import (
     ModelConfig,
     Norm,
     Normalisation,
+    batch_norm,
     he_linear,
     layer_keys,
     norm_layer,
@@ -54,6 +55,28 @@ class MLP(eqx.Module):
         return last(hidden)
 
 
+class BatchNormMLP(MLP):
+    """The multilayer perceptron with batch normalisation (Ioffe and Szegedy 2015)."""
+
+    norms: tuple[eqx.nn.BatchNorm, ...]
+
+    def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        image: Float[Array, " {self.pixels}"],
+        state: eqx.nn.State,
+        /,
+        *,
+        key: RandomKey | None = None,
+    ) -> tuple[Float[Array, " {self.classes}"], eqx.nn.State]:
+        *hidden_layers, last = self.layers
+        *hidden_keys, image_key = layer_keys(key, len(self.layers))
+        hidden = self.input_dropout(image, key=image_key)
+        for layer, norm, layer_key in zip(hidden_layers, self.norms, hidden_keys, strict=True):
+            hidden, state = norm(layer(hidden), state)
+            hidden = self.dropout(self.activation(hidden), key=layer_key)
+        return last(hidden), state
+
+
 class MLPConfig(ModelConfig, frozen=True):
     """A multilayer perceptron with He initialisation (He et al. 2015)."""
 
@@ -62,22 +85,30 @@ class MLPConfig(ModelConfig, frozen=True):
     """Hidden widths, one for each hidden layer; none makes softmax regression."""
     activation: Activation = "relu"
     """The nonlinearity after each hidden layer."""
-    normalisation: Normalisation = "none"
+    normalisation: Normalisation | Literal["batch"] = "none"
     """Normalisation of each hidden layer before its nonlinearity."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Probability that a hidden unit is dropped in training (Srivastava et al. 2014)."""
     input_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Probability that a pixel is dropped in training; Srivastava et al. 2014 took 0.2."""
 
-    def build(self, image_shape: tuple[int, int], classes: int, *, key: RandomKey) -> MLP:
+    def build(
+        self, image_shape: tuple[int, ...], classes: int, *, key: RandomKey
+    ) -> MLP | tuple[BatchNormMLP, eqx.nn.State]:
+        if self.normalisation == "batch":
+            norms = [batch_norm(width) for width in self.widths]
+            make = eqx.nn.make_with_state(BatchNormMLP)
+        else:
+            norms = [norm_layer(self.normalisation, width) for width in self.widths]
+            make = MLP
         sizes = (prod(image_shape), *self.widths, classes)
         keys = jr.split(key, len(sizes) - 1)
-        return MLP(
+        return make(
             layers=tuple(
                 he_linear(inputs, outputs, key=layer_key)
                 for (inputs, outputs), layer_key in zip(pairwise(sizes), keys, strict=True)
             ),
-            norms=tuple(norm_layer(self.normalisation, width) for width in self.widths),
+            norms=tuple(norms),
             dropout=eqx.nn.Dropout(self.dropout),
             input_dropout=eqx.nn.Dropout(self.input_dropout),
             activation=ACTIVATIONS[self.activation],

@@ -97,7 +97,7 @@ class ResidualConfig(ModelConfig, frozen=True):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.2
     """Probability that a hidden unit of a block is dropped in training."""
 
-    def build(self, image_shape: tuple[int, int], classes: int, *, key: RandomKey) -> ResidualMLP:
+    def build(self, image_shape: tuple[int, ...], classes: int, *, key: RandomKey) -> ResidualMLP:
         embedding_key, head_key, *block_keys = jr.split(key, self.blocks + 2)
         return ResidualMLP(
             embedding=he_linear(prod(image_shape), self.width, key=embedding_key),

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from mlp_research.models import Model
-from mlp_research.shapes import RandomKey, is_array_or_shape, is_shape
+from mlp_research.models import Model, parameters_of, with_model, without_state
+from mlp_research.shapes import RandomKey, is_array_or_shape, is_trained
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,10 +27,11 @@ class Layer:
 
 def layers(model: Model, pixels: int, key: RandomKey) -> list[Layer]:
     """The layers of a model in the order of its pytree, their outputs traced on one image."""
+    network = eqx.nn.inference_mode(without_state(model))
     outputs: list[list[str]] = []
 
     def is_layer(part: Any) -> bool:
-        return part is not model and _holds_parameters(part)
+        return part is not network and _holds_parameters(part)
 
     def watch(part: Any) -> Any:
         if not is_layer(part):
@@ -38,12 +39,12 @@ def layers(model: Model, pixels: int, key: RandomKey) -> list[Layer]:
         outputs.append([])
         return _recording(part, outputs[-1])
 
-    watched = jax.tree.map(watch, model, is_leaf=is_layer)
     image = jax.ShapeDtypeStruct((pixels,), jnp.float32)
+    watched = with_model(model, jax.tree.map(watch, network, is_leaf=is_layer))
     whole = _shape(eqx.filter_eval_shape(lambda m, x, k: m(x, key=k), watched, image, key))
     found = [
         (path, part)
-        for path, part in jax.tree_util.tree_flatten_with_path(model, is_leaf=is_layer)[0]
+        for path, part in jax.tree_util.tree_flatten_with_path(network, is_leaf=is_layer)[0]
         if is_layer(part)
     ]
     rows = [
@@ -51,7 +52,7 @@ def layers(model: Model, pixels: int, key: RandomKey) -> list[Layer]:
         for (path, part), seen in zip(found, outputs, strict=True)
     ]
     own = count(model) - sum(row.parameters for row in rows)
-    return [*rows, Layer("", type(model).__name__, whole, own)] if own or not rows else rows
+    return [*rows, Layer("", type(network).__name__, whole, own)] if own or not rows else rows
 
 
 def _recording(layer: Any, outputs: list[str]) -> Any:
@@ -59,7 +60,7 @@ def _recording(layer: Any, outputs: list[str]) -> Any:
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = type(layer).__call__(self, *args, **kwargs)
-        shape = ", ".join(_shape(leaf) for leaf in jax.tree.leaves(result))
+        shape = ", ".join(_shape(leaf) for leaf in jax.tree.leaves(_without_state(result)))
         if shape not in outputs:
             outputs.append(shape)
         return result
@@ -74,19 +75,22 @@ def _recording(layer: Any, outputs: list[str]) -> Any:
 
 
 def count(tree: PyTree) -> int:
-    """How many numbers are trained."""
-    return sum(leaf.size for leaf in jax.tree.leaves(tree) if _is_trained(leaf))
-
-
-def _is_trained(leaf: Any) -> bool:
-    return eqx.is_inexact_array(leaf) or (is_shape(leaf) and jnp.issubdtype(leaf, jnp.inexact))
+    """Return how many numbers are trained."""
+    return sum(leaf.size for leaf in jax.tree.leaves(parameters_of(tree)))
 
 
 def _holds_parameters(part: Any) -> bool:
     """Whether a module has an array among its own fields, not only in modules within it."""
     return isinstance(part, eqx.Module) and any(
-        _is_trained(getattr(part, field.name, None)) for field in dataclasses.fields(part)
+        is_trained(getattr(part, field.name, None)) for field in dataclasses.fields(part)
     )
+
+
+def _without_state(result: Any) -> Any:
+    """Return what a layer returns, but for the state of a model."""
+    if not isinstance(result, tuple):
+        return result
+    return [part for part in result if not isinstance(part, eqx.nn.State)]
 
 
 def _path(path: tuple) -> str:

@@ -9,17 +9,13 @@ from typing import ClassVar
 
 import equinox as eqx
 import jax
-from jaxtyping import Array, Float, Float32, PyTree
+from jaxtyping import Array, Float, PyTree
 
-from mlp_research.models import Model
+from mlp_research.models import BATCH, Model
 from mlp_research.objectives.sums import Measured, is_correct, summed
 from mlp_research.parts import Part
 from mlp_research.prng import example_keys
-from mlp_research.shapes import Image, Label, Labels, Logits, RandomKey, Scalar
-
-ScaledImages = Float32[Array, "batch pixels"]
-"""Flat images in [0, 1]."""
-
+from mlp_research.shapes import Image, Label, Labels, Logits, RandomKey, Scalar, ScaledImages
 
 RESERVED = frozenset(
     {"split", "step", "epoch", "member", "seed", "total", "loss", "accuracy", "correct"}
@@ -67,7 +63,7 @@ class Objective(Part, abc.ABC, frozen=True):
         """Return (mean loss, summed measurements) of a batch. `key` is the step's."""
         keys = example_keys(key, len(labels))
         losses, measured = jax.vmap(
-            lambda image, label, key: self.example(model, image, label, key=key)
+            lambda image, label, key: self.example(model, image, label, key=key), axis_name=BATCH
         )(images, labels, keys)
         return losses.mean(), summed(measured)
 
@@ -76,6 +72,7 @@ class Objective(Part, abc.ABC, frozen=True):
     ) -> tuple[tuple[Scalar, Measured], PyTree]:
         """Return ((mean loss, summed measurements), gradient) of a batch.
 
-        The gradient is a pytree like the model, with None in place of what is not trained.
+        The gradient is a pytree like the model, with None in place of what is not trained. What
+        stands at a model's state is not used.
         """
         return eqx.filter_value_and_grad(self.batch, has_aux=True)(model, images, labels, key=key)

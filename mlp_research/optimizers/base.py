@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 from mlp_research.base_config import NonNegativeFloat, PositiveFloat
 from mlp_research.errors import ConfigError
 from mlp_research.parts import TRACED, Part, Traced
-from mlp_research.shapes import Scalar, is_trained, named_leaves
+from mlp_research.shapes import Scalar, is_below, is_trained, named_leaves
 
 Rate = float | Float[Array, ""]
 """A learning rate: traced in a step, a plain number where a state is begun."""
@@ -62,14 +62,14 @@ class OptimizerConfig(Part, abc.ABC, frozen=True):
         """
         paths = [path for path, leaf in named_leaves(model) if is_trained(leaf)]
         for name in self.freeze:
-            if not any(_is_below(path, name) for path in paths):
+            if not any(is_below(path, name) for path in paths):
                 raise ConfigError(
                     f"optimizer.freeze {name}: the model has no such parameter. It has "
                     f"{', '.join(paths)}"
                 )
         kept = [
             leaf
-            if is_trained(leaf) and not any(_is_below(path, name) for name in self.freeze)
+            if is_trained(leaf) and not any(is_below(path, name) for name in self.freeze)
             else None
             for path, leaf in named_leaves(model)
         ]
@@ -89,8 +89,3 @@ def clip_by_global_norm(
     """Return (gradients no longer than `clip_norm`, their norm before, whether it was larger)."""
     norm = optax.tree.norm(gradients)
     return optax.tree.scale(jnp.minimum(1, clip_norm / norm), gradients), norm, norm > clip_norm
-
-
-def _is_below(path: str, name: str) -> bool:
-    """Return whether a path is that of `name` or of a part of it."""
-    return path == name or path.startswith((f"{name}.", f"{name}["))

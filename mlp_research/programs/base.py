@@ -1,6 +1,7 @@
 """A program: what `fit` trains. It is one run, or many runs of one compiled program."""
 
 import abc
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,13 +10,15 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from mlp_research.config import Config, Execution
-from mlp_research.data.batches import AnyChunk, Split
+from mlp_research.data.batches import AnyChunk, Batch, Split
 from mlp_research.data.datasets import Splits
+from mlp_research.data.inputs import Inputs
 from mlp_research.data.loader import ChunkPlan, Plan
-from mlp_research.models import Model, summary
-from mlp_research.objectives import Evaluation
+from mlp_research.models import Model, summary, without_state
+from mlp_research.objectives import Evaluation, Measured
 from mlp_research.optimizers import OptimizerConfig
-from mlp_research.prng import stream_key
+from mlp_research.prng import StepKeys, stream_key
+from mlp_research.probes import Probe
 from mlp_research.shapes import RandomKey
 from mlp_research.step import Recipe, StepMetrics, TrainState
 
@@ -71,6 +74,10 @@ class Program(abc.ABC):
         """Return each run's exact numbers over every row of a split."""
 
     @abc.abstractmethod
+    def probe_each(self, model: Model) -> list[Measured]:
+        """Return what the probe measures of each run's model after an epoch."""
+
+    @abc.abstractmethod
     def evaluated(self, state: TrainState) -> Model:
         """Return the model that is validated, tested and saved as the result."""
 
@@ -93,8 +100,25 @@ class Program(abc.ABC):
     def compile(self, state: TrainState) -> TrainState:
         """Compile by calls that train on no step and count no row."""
         state, _ = self.train_steps(state, self.recipe, without_steps(next(self.chunks(0))))
-        self.evaluate_each(self.evaluated(state), self.data.test.rows(1))
+        model = self.evaluated(state)
+        self.evaluate_each(model, self.data.test.rows(1))
+        self.probe_each(model)
         return state
+
+    @functools.cached_property
+    def step_probes(self) -> tuple[str, ...]:
+        """Names of what the probe measures in each step."""
+        if type(self.recipe.probes).measure_step is Probe.measure_step:
+            return ()
+        model = without_state(self.template().model)
+        parameters = self.recipe.optimizer.trained(model)
+        found = eqx.filter_eval_shape(self.recipe.probes.measure_step, parameters, parameters)
+        return tuple(found)
+
+    def probed_rows(self) -> Batch:
+        """Return the training rows that the probe looks at."""
+        rows = self.data.train.rows(self.configs[0].probes.rows)
+        return Batch(rows.images, rows.labels)
 
     def evaluated_splits(self) -> dict[str, Split]:
         """Return what is evaluated after every epoch, by name."""
@@ -122,21 +146,41 @@ class Program(abc.ABC):
         return type(self.recipe.optimizer).evaluated is OptimizerConfig.evaluated
 
 
-def recipe_of(config: Config, total_steps: int) -> Recipe:
+def recipe_of(config: Config, total_steps: int, inputs: Inputs) -> Recipe:
     """Return the traced parts of a config's steps."""
     return Recipe(
+        inputs=inputs,
+        augmentation=config.augmentation.traced(),
         model=config.model.traced(),
+        start=config.start.traced(),
         objective=config.objective.traced(),
         optimizer=config.optimizer.traced(),
         schedule=config.schedule.traced(),
+        probes=config.probes.traced(),
         total_steps=total_steps,
     )
 
 
-def stream_keys(config: Config) -> tuple[RandomKey, RandomKey]:
-    """Return the keys of the streams "init" and "dropout", of which the second is the steps'."""
-    init, dropout = (stream_key(config.stream_seed(name), name) for name in ("init", "dropout"))
-    return init, dropout
+class Keys(eqx.Module):
+    """The keys of a run's streams, but for the data order, which numpy shuffles."""
+
+    model: RandomKey
+    """Of the stream "init", for the model as its config builds it."""
+    start: RandomKey
+    """Of the stream "init", for what the start draws."""
+    steps: StepKeys
+
+
+def stream_keys(config: Config) -> Keys:
+    """Return the keys of a run's streams."""
+    init, dropout, augmentation = (
+        config.stream_seed(name) for name in ("init", "dropout", "augmentation")
+    )
+    return Keys(
+        model=stream_key(init, "init"),
+        start=stream_key(init, "start"),
+        steps=StepKeys(stream_key(dropout, "dropout"), stream_key(augmentation, "augmentation")),
+    )
 
 
 def without_steps(chunk: AnyChunk) -> AnyChunk:

@@ -17,7 +17,7 @@ from mlp_research.config import Config
 from mlp_research.data.batches import Batch, MaskedBatch
 from mlp_research.data.datasets import Splits
 from mlp_research.errors import ConfigError
-from mlp_research.models import Model
+from mlp_research.models import BATCH, Model, over_batch, without_state
 from mlp_research.objectives import RESERVED, Sums
 from mlp_research.parts import Part
 from mlp_research.shapes import named_leaves
@@ -26,7 +26,7 @@ from mlp_research.step import (
     TrainState,
     batch_logits,
     eval_step,
-    scale_pixels,
+    probe_step,
 )
 
 
@@ -34,20 +34,24 @@ def check_steps(state: TrainState, recipe: Recipe, data: Splits, config: Config)
     """Raise `ConfigError` where a part does not fit the others. `state` is one by shapes alone."""
     check_model(state.model, data, config)
     batch = batch_shapes(data, config.train.batch_size)
+    check_augmentation(state, recipe, batch)
+    check_start(state, recipe)
     check_objective(state, recipe, batch)
     check_optimizer(state, recipe)
     check_schedule(recipe)
+    check_probe(state, recipe, batch)
 
     def evaluate(model: Model, batch: Batch) -> Sums:
-        return eval_step(model, recipe.objective, rows_of(batch))
+        return eval_step(model, recipe, rows_of(batch))
 
     eqx.filter_eval_shape(evaluate, state.model, batch)
 
 
 def check_model(model: Model, data: Splits, config: Config) -> None:
     """Raise `ConfigError` where the logits of one image are not one float32 for each class."""
-    image = shape((data.train.images.shape[1],), jnp.float32)
-    logits = eqx.filter_eval_shape(lambda m, x, k: m(x, key=k), model, image, jax.random.key(0))
+    images = shape((1, data.train.images.shape[1]), jnp.float32)
+    keys = eqx.filter_eval_shape(lambda: jax.random.split(jax.random.key(0), 1))
+    logits = eqx.filter_eval_shape(lambda m, x, k: over_batch(m, x, k)[0], model, images, keys)
     wanted = shape((data.classes,), jnp.float32)
     if described(logits) != described(wanted):
         raise ConfigError(
@@ -57,10 +61,56 @@ def check_model(model: Model, data: Splits, config: Config) -> None:
         )
 
 
+def check_augmentation(state: TrainState, recipe: Recipe, batch: Batch) -> None:
+    """Raise `ConfigError` where an image is not of the same shape and dtype afterwards."""
+    augmentation = recipe.augmentation
+    image = shape(recipe.inputs.image_shape or batch.images.shape[1:], jnp.float32)
+    came = eqx.filter_eval_shape(
+        lambda image, keys: augmentation.augment(image, key=keys.augmentation), image, state.keys
+    )
+    if described(came) != described(image):
+        raise ConfigError(
+            f"{place(augmentation, 'augment')}: an image of {described(image)} becomes "
+            f"{described(came)}, wanted the same shape and dtype"
+        )
+
+
+def check_start(state: TrainState, recipe: Recipe) -> None:
+    """Raise `ConfigError` where a start gives arrays of other shapes or dtypes."""
+    start, model = recipe.start, state.model
+    came = eqx.filter_eval_shape(
+        lambda state: start.prepare_whole(state.model, key=state.keys.dropout), state
+    )
+    if jax.tree.structure(came) != jax.tree.structure(model):
+        check_trees_like(start, "prepare", "the prepared model", came, model)
+        raise ConfigError(
+            f"{place(start, 'prepare')}: the prepared model is a {type(came).__name__} of another "
+            "structure: give other numbers in the model that came, as eqx.tree_at does"
+        )
+    check_trees_like(start, "prepare", "the prepared model", came, model)
+    parameters = recipe.optimizer.trained(without_state(model))
+    kept = eqx.filter_eval_shape(start.constrain, parameters, parameters)
+    check_trees_like(start, "constrain", "what is kept", kept, parameters)
+
+
+def check_probe(state: TrainState, recipe: Recipe, batch: Batch) -> None:
+    """Raise `ConfigError` where a probe gives anything but scalars by names of their own."""
+    probe = recipe.probes
+    parameters = recipe.optimizer.trained(without_state(state.model))
+    after_epoch = eqx.filter_eval_shape(
+        lambda model, batch: probe_step(model, recipe, batch), state.model, batch
+    )
+    in_step = eqx.filter_eval_shape(probe.measure_step, parameters, parameters)
+    for hook, came in {"measure": after_epoch, "measure_step": in_step}.items():
+        if not isinstance(came, dict):
+            raise ConfigError(f"{place(probe, hook)}: it returned {described(came)}, wanted a dict")
+        check_named_scalars(probe, hook, came)
+
+
 def check_objective(state: TrainState, recipe: Recipe, batch: Batch) -> None:
     """Raise `ConfigError` where a hook returns what its caller cannot use."""
     objective = recipe.objective
-    classes = eqx.filter_eval_shape(logits_of, state.model, batch).shape[1]
+    classes = eqx.filter_eval_shape(logits_of, state.model, recipe, batch).shape[1]
     logits, label = shape((classes,), jnp.float32), shape((), batch.labels.dtype)
     for hook in [hook for hook in ("loss", "evaluation_loss") if is_own(objective, hook)]:
         loss = eqx.filter_eval_shape(getattr(objective, hook), logits, label)
@@ -72,17 +122,22 @@ def check_objective(state: TrainState, recipe: Recipe, batch: Batch) -> None:
     if is_own(objective, "example"):
 
         def one(state: TrainState, batch: Batch) -> Any:
-            image = scale_pixels(batch.images)[0]
-            label = jnp.asarray(batch.labels)[0]
-            return objective.example(state.model, image, label, key=state.key)
+            images, labels = recipe.inputs(batch.images), jnp.asarray(batch.labels)
+            each = jax.vmap(
+                lambda image, label: objective.example(
+                    state.model, image, label, key=state.keys.dropout
+                ),
+                axis_name=BATCH,
+            )
+            return jax.tree.map(lambda leaf: leaf[0], each(images, labels))
 
         came = eqx.filter_eval_shape(one, state, batch)
         check_pair(objective, "example", "the loss of one example", came)
 
     def call(hook: str) -> Any:
         def many(state: TrainState, batch: Batch) -> Any:
-            images, labels = scale_pixels(batch.images), jnp.asarray(batch.labels)
-            return getattr(objective, hook)(state.model, images, labels, key=state.key)
+            images, labels = recipe.inputs(batch.images), jnp.asarray(batch.labels)
+            return getattr(objective, hook)(state.model, images, labels, key=state.keys.dropout)
 
         return eqx.filter_eval_shape(many, state, batch)
 
@@ -93,8 +148,8 @@ def check_objective(state: TrainState, recipe: Recipe, batch: Batch) -> None:
         wanted = "((loss, measurements), gradient)"
         raise ConfigError(f"{place(objective, 'gradients')}: it returned {came!r}, wanted {wanted}")
     check_pair(objective, "gradients", "the mean loss", came[0])
-    parameters = recipe.optimizer.trained(state.model)
-    found, wanted = dict(named_leaves(came[1])), dict(named_leaves(parameters))
+    parameters = recipe.optimizer.trained(without_state(state.model))
+    found, wanted = dict(named_leaves(without_state(came[1]))), dict(named_leaves(parameters))
     # What stands at frozen parameters is not used.
     gradient = {path: found[path] for path in wanted if path in found}
     check_like(objective, "gradients", "the gradient", gradient, wanted)
@@ -103,7 +158,7 @@ def check_objective(state: TrainState, recipe: Recipe, batch: Batch) -> None:
 def check_optimizer(state: TrainState, recipe: Recipe) -> None:
     """Raise `ConfigError` where the updates or the state of a step are not like those before."""
     optimizer = recipe.optimizer
-    parameters = optimizer.trained(state.model)
+    parameters = optimizer.trained(without_state(state.model))
     empty = [path for path, leaf in named_leaves(state.optimizer_state) if not leaf.size]
     if empty:
         raise ConfigError(
@@ -152,17 +207,22 @@ def check_measured(part: Part, hook: str, measured: Any) -> None:
             f"{place(part, hook)}: the measurements are {described(measured)}, wanted a dict with "
             "`correct`: begin with self.measured(logits, label)"
         )
-    reserved = sorted(RESERVED & measured.keys() - {"correct"})
-    if reserved:
-        raise ConfigError(
-            f"{place(part, hook)}: the measurement {reserved[0]} has the name of another number of "
-            "metrics.jsonl: give it another"
-        )
     correct = measured["correct"]
     if not jnp.issubdtype(correct.dtype, jnp.integer) and correct.dtype != bool:
         raise ConfigError(
             f"{place(part, hook)}: the measurement correct is {described(correct)}, wanted a truth "
             "or a count"
+        )
+    check_named_scalars(part, hook, {n: v for n, v in measured.items() if n != "correct"})
+
+
+def check_named_scalars(part: Part, hook: str, measured: dict[str, Any]) -> None:
+    """Raise `ConfigError` for a name that another number has, or a value that is no number."""
+    reserved = sorted(RESERVED & measured.keys())
+    if reserved:
+        raise ConfigError(
+            f"{place(part, hook)}: the measurement {reserved[0]} has the name of another number of "
+            "metrics.jsonl: give it another"
         )
     for name, value in measured.items():
         if getattr(value, "shape", None) != ():
@@ -231,8 +291,8 @@ def rows_of(batch: Batch) -> MaskedBatch:
     return MaskedBatch(batch.images, batch.labels, jnp.ones(len(batch.labels), bool))
 
 
-def logits_of(model: Model, batch: Batch) -> Array:
-    return batch_logits(model, rows_of(batch))
+def logits_of(model: Model, recipe: Recipe, batch: Batch) -> Array:
+    return batch_logits(model, recipe, rows_of(batch))
 
 
 def batch_shapes(data: Splits, batch_size: int) -> Batch:

@@ -21,7 +21,7 @@ from mlp_research.data.datasets import Splits
 from mlp_research.data.loader import Plan, evaluation_batches, member_chunks
 from mlp_research.errors import ConfigError
 from mlp_research.models import Model, summary
-from mlp_research.objectives import Evaluation, Objective, Sums
+from mlp_research.objectives import Evaluation, Measured, Sums
 from mlp_research.programs.base import Program, recipe_of, stream_keys
 from mlp_research.programs.single import Experiment
 from mlp_research.shapes import is_shape
@@ -33,6 +33,7 @@ from mlp_research.step import (
     eval_step,
     evaluated_model,
     predict_step,
+    probe_step,
     train_steps,
 )
 from mlp_research.system import sharding
@@ -66,8 +67,9 @@ class Members(Program):
     """With a leading axis: the traced numbers of each lane."""
     lift: Lift
     train_steps: TrainSteps
-    eval_step: Callable[[Model, Objective, MaskedBatch], Sums]
-    predict_step: Callable[[Model, Objective, MaskedBatch], Array]
+    eval_step: Callable[[Model, Recipe, MaskedBatch], Sums]
+    predict_step: Callable[[Model, Recipe, MaskedBatch], Array]
+    probe_step: Callable[[Model, Recipe, Batch], Measured]
     evaluated_model: Callable[[TrainState, Recipe], Model]
 
     @classmethod
@@ -88,13 +90,21 @@ class Members(Program):
         chosen = lift or ("map" if jax.default_backend() == "cpu" else "vmap")
         each = _lifted(mesh, chosen)
         base, data = experiment.plan, experiment.data
+        inputs = experiment.recipe.inputs
+        same = {repr(configs[0].start): experiment.config.start}
+        identified = [
+            config.on(data).model_copy(
+                update={"start": same.get(repr(config.start)) or config.start.identified()}
+            )
+            for config in configs
+        ]
         rows = experiment.resident_rows or Batch(data.train.images, data.train.labels)
-        recipes = [recipe_of(config, base.total_steps) for config in configs]
+        recipes = [recipe_of(config, base.total_steps, inputs) for config in configs]
         members = cls(
             experiment=dataclasses.replace(
                 experiment, resident_rows=sharding.place(rows, sharding.replicated(mesh))
             ),
-            configs=tuple(config.on(data) for config in configs),
+            configs=tuple(identified),
             execution=experiment.execution,
             mesh=mesh,
             data=data,
@@ -104,6 +114,7 @@ class Members(Program):
             train_steps=_compile_train_steps(each),
             eval_step=_compile_each(each, eval_step),
             predict_step=_compile_each(each, predict_step),
+            probe_step=_compile_each(each, probe_step),
             evaluated_model=_compile_evaluated_model(each),
         )
         return dataclasses.replace(members, recipe=members._stack(recipes))
@@ -129,7 +140,10 @@ class Members(Program):
 
     def init(self) -> TrainState:
         """Return the members' states before the first step, each by the single run's program."""
-        recipes = [recipe_of(config, self.plan.total_steps) for config in self.configs]
+        recipes = [
+            recipe_of(config, self.plan.total_steps, self.experiment.recipe.inputs)
+            for config in self.configs
+        ]
         states = [
             self.experiment.initial_state(recipe, stream_keys(config))
             for recipe, config in zip(recipes, self.configs, strict=True)
@@ -167,6 +181,10 @@ class Members(Program):
         batches = [np.asarray(each) for each in self._each(self.predict_step, model, split)]
         return np.concatenate(batches, axis=1)[: len(self.configs), : len(split)]
 
+    def probe_each(self, model: Model) -> list[Measured]:
+        rows = sharding.place(self.probed_rows(), sharding.replicated(self.mesh))
+        return self.unstack(jax.device_get(self.probe_step(model, self.recipe, rows)))
+
     def evaluated(self, state: TrainState) -> Model:
         if self.evaluates_what_it_trains:
             return state.model
@@ -174,6 +192,10 @@ class Members(Program):
 
     def unstack(self, tree: Any) -> list[Any]:
         return [jax.tree.map(lambda leaf, i=i: leaf[i], tree) for i in self._members]
+
+    @property
+    def step_probes(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.experiment.step_probes
 
     def layers(self) -> list[summary.Layer]:
         return self.experiment.layers()
@@ -191,12 +213,12 @@ class Members(Program):
         return range(len(self.configs))
 
     def _each(
-        self, step: Callable[[Model, Objective, MaskedBatch], Any], model: Model, split: Split
+        self, step: Callable[[Model, Recipe, MaskedBatch], Any], model: Model, split: Split
     ) -> Iterator[Any]:
         """Stream what an evaluation step gives for each batch of a split."""
         size, whole = self.execution.evaluation_batch_size, sharding.replicated(self.mesh)
         for batch in evaluation_batches(split, size):
-            yield step(model, self.recipe.objective, sharding.place(batch, whole))
+            yield step(model, self.recipe, sharding.place(batch, whole))
 
     def _stack(self, trees: list[Any]) -> Any:
         """Return one tree with a leading axis of lanes; static parts are those of the first."""
@@ -247,18 +269,18 @@ def _compile_train_steps(each: Callable) -> TrainSteps:
     return lambda states, recipes, chunk: compiled((recipes, chunk), states)
 
 
-def _compile_each(each: Callable, step: Callable[[Model, Objective, MaskedBatch], PyTree]) -> Any:
-    """Return an evaluation step of every member's model on the same batch."""
+def _compile_each(each: Callable, step: Callable[[Model, Recipe, Any], PyTree]) -> Any:
+    """Return a step of every member's model on the same batch, which trains nothing."""
 
     @eqx.filter_jit
     @eqx.debug.assert_max_traces(max_traces=1)
-    def compiled(models: Model, objectives: Objective, batch: MaskedBatch) -> Sums | Array:
+    def compiled(models: Model, recipes: Recipe, batch: MaskedBatch | Batch) -> PyTree:
         arrays, static = eqx.partition(models, eqx.is_array)
 
-        def one(lane: PyTree, shared: MaskedBatch) -> PyTree:
+        def one(lane: PyTree, shared: MaskedBatch | Batch) -> PyTree:
             return step(eqx.combine(lane[0], static), lane[1], shared)
 
-        return each(one, (arrays, objectives), batch)
+        return each(one, (arrays, recipes), batch)
 
     return compiled
 

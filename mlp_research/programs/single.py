@@ -11,13 +11,13 @@ from jax.sharding import Mesh
 from mlp_research.config import Config, Execution
 from mlp_research.data import datasets, idx
 from mlp_research.data.batches import AnyChunk, Batch, Split
+from mlp_research.data.inputs import inputs_of
 from mlp_research.data.loader import Plan, evaluation_batches, row_chunks, train_chunks
-from mlp_research.models import Model, summary
-from mlp_research.objectives import Evaluation
+from mlp_research.models import Model, summary, whole
+from mlp_research.objectives import Evaluation, Measured
 from mlp_research.parts import blaming
-from mlp_research.programs.base import Program, recipe_of, stream_keys
+from mlp_research.programs.base import Keys, Program, recipe_of, stream_keys
 from mlp_research.programs.checks import batch_shapes, check_model, check_steps
-from mlp_research.shapes import RandomKey
 from mlp_research.step import (
     EvalStep,
     Recipe,
@@ -25,6 +25,7 @@ from mlp_research.step import (
     TrainSteps,
     compile_eval_step,
     compile_evaluated_model,
+    compile_probe_step,
     compile_train_steps,
     init_state,
     train_step,
@@ -50,9 +51,10 @@ class Experiment(Program):
     """The training rows on the device; None where each chunk brings its pixels."""
     train_steps: TrainSteps
     eval_step: EvalStep
+    probe_step: Callable[[Model, Recipe, Batch], Measured]
     evaluated_model: Callable[[TrainState, Recipe], Model]
-    initial_state: Callable[[Recipe, tuple[RandomKey, RandomKey]], TrainState]
-    """The state before the first step, from the keys of the streams "init" and "dropout"."""
+    initial_state: Callable[[Recipe, Keys], TrainState]
+    """The state before the first step, from the keys that `stream_keys` gives."""
 
     @classmethod
     def of(
@@ -63,6 +65,9 @@ class Experiment(Program):
         With `only_evaluated`, parts that evaluation does not need may be absent. Raises
         `ConfigError` for what cannot be run.
         """
+        if not only_evaluated:
+            with blaming([config.start]):
+                config = config.identified()
         mesh = sharding.device_mesh(execution.mesh_data, execution.mesh_model)
         sharding.check_divides(mesh, config.train.batch_size, "train.batch_size")
         sharding.check_divides(mesh, execution.evaluation_batch_size, "evaluation.batch_size")
@@ -72,6 +77,7 @@ class Experiment(Program):
                 f"the processes have different data: here {execution.data_dir} has the checksum "
                 f"{data.crc32}. Give all of them the same files"
             )
+        inputs = inputs_of(data.train, data.image_shape, config.data.normalize)
         order = config.stream_seed("order")
         plan = Plan(order, len(data.train), config.train.batch_size, config.train.epochs)
         rows = Batch(data.train.images, data.train.labels)
@@ -80,9 +86,10 @@ class Experiment(Program):
             small = rows.images.nbytes <= RESIDENT_BYTES
             resident = small and not processes.are_many()
 
-        def initial_state(recipe: Recipe, keys: tuple[RandomKey, RandomKey]) -> TrainState:
-            model = recipe.model.build(data.image_shape, data.classes, key=keys[0])
-            return sharding.spread(mesh, init_state(model, recipe, key=keys[1]))
+        def initial_state(recipe: Recipe, keys: Keys) -> TrainState:
+            built = whole(recipe.model.build(data.image_shape, data.classes, key=keys.model))
+            model = recipe.start.prepare_whole(built, key=keys.start)
+            return sharding.spread(mesh, init_state(model, recipe, keys=keys.steps))
 
         experiment = cls(
             configs=(config.on(data),),
@@ -90,10 +97,11 @@ class Experiment(Program):
             mesh=mesh,
             data=data,
             plan=plan,
-            recipe=recipe_of(config, plan.total_steps),
+            recipe=recipe_of(config, plan.total_steps, inputs),
             resident_rows=sharding.place(rows, sharding.replicated(mesh)) if resident else None,
             train_steps=compile_train_steps(mesh),
             eval_step=compile_eval_step(mesh),
+            probe_step=compile_probe_step(mesh),
             evaluated_model=compile_evaluated_model(mesh),
             initial_state=eqx.filter_jit(initial_state),
         )
@@ -127,9 +135,9 @@ class Experiment(Program):
 
     def model_template(self) -> Model:
         """Return the model by shapes alone, each with the sharding of its array."""
-        build, key = self.recipe.model.build, stream_keys(self.config)[0]
+        build, key = self.recipe.model.build, stream_keys(self.config).model
         shapes = eqx.filter_eval_shape(build, self.data.image_shape, self.data.classes, key=key)
-        return sharding.template(self.mesh, shapes)
+        return sharding.template(self.mesh, whole(shapes))
 
     def chunks(self, position: int) -> Iterator[AnyChunk]:
         """The rest of the run after `position` steps, each chunk placed on the mesh."""
@@ -149,13 +157,15 @@ class Experiment(Program):
         size = self.execution.evaluation_batch_size
         batches = evaluation_batches(split, size, sharding.local_part(self.mesh, size))
         placed = (sharding.place_batch(self.mesh, batch) for batch in batches)
-        objective = self.recipe.objective
         return Evaluation.of(
-            [jax.device_get(self.eval_step(model, objective, batch)) for batch in placed]
+            [jax.device_get(self.eval_step(model, self.recipe, batch)) for batch in placed]
         )
 
     def evaluate_each(self, model: Model, split: Split) -> list[Evaluation]:
         return [self.evaluate(model, split)]
+
+    def probe_each(self, model: Model) -> list[Measured]:
+        return [self.probe_step(model, self.recipe, self.probed_rows())]
 
     def evaluated(self, state: TrainState) -> Model:
         if self.evaluates_what_it_trains:
@@ -166,7 +176,7 @@ class Experiment(Program):
         return [tree]
 
     def layers(self) -> list[summary.Layer]:
-        key = stream_keys(self.config)[1]
+        key = stream_keys(self.config).steps.dropout
         pixels = self.data.train.images.shape[1]
         return summary.layers(self.model_template(), pixels, key)
 

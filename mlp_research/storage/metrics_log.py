@@ -48,11 +48,14 @@ class MetricsLog:
         self._checksum = zlib.crc32(content, self._checksum)
         self._remember(lines)
 
-    def means(self, member: int | None = None) -> dict[str, float]:
-        """Means over the steps of the present epoch, which a resume has read back exactly."""
+    def means(self, member: int | None = None) -> dict[str, float | None]:
+        """Return means over the steps of the present epoch, which a resume has read back exactly.
+
+        Steps in which a number is None are left out; where it always is, so is the mean.
+        """
         lines = self._steps[member]
         names = [name for name in lines[0] if name not in NOT_AVERAGED]
-        return {name: math.fsum(line[name] for line in lines) / len(lines) for name in names}
+        return {name: _mean([line[name] for line in lines]) for name in names}
 
     def position(self) -> dict[str, int]:
         """Length and CRC-32 of the file, made durable: what a checkpoint notes."""
@@ -96,6 +99,16 @@ class MetricsLog:
                 steps.append(line)
 
 
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return math.fsum(known) / len(known) if known else None
+
+
+def _finite(values: Any) -> list[float | None]:
+    """Return numbers of steps; one that is not finite, which no line can hold, is None."""
+    return [float(value) if math.isfinite(value) else None for value in np.asarray(values)]
+
+
 def step_lines(
     metrics: StepMetrics, count: int, start: int, steps_per_epoch: int, batch_size: int
 ) -> list[Line]:
@@ -107,6 +120,7 @@ def step_lines(
         "clipped": metrics.clipped.tolist(),
         "learning_rate": metrics.learning_rate.tolist(),
     } | {name: (np.asarray(sums) / batch_size).tolist() for name, sums in metrics.measured.items()}
+    columns |= {name: _finite(values) for name, values in metrics.probed.items()}
     return [
         {
             "split": "train",

@@ -18,6 +18,7 @@ from mlp_research.base_config import json_value
 from mlp_research.config import Config, Execution, differences
 from mlp_research.errors import Failure
 from mlp_research.parts import Part, files_of
+from mlp_research.probes.figures import draw_probes
 from mlp_research.storage.environment import changes, environment
 from mlp_research.storage.metrics_log import MetricsLog
 from mlp_research.system import processes
@@ -249,7 +250,10 @@ class RunFolder:
         self._writer.flush()
 
     def draw_curves(self, tag: Mapping[str, int], clip_norm: float | None, title: str) -> None:
-        """Draw curves.png from the lines of metrics.jsonl with this tag: those of one run."""
+        """Draw curves.png from the lines of metrics.jsonl with this tag: those of one run.
+
+        Draw probes.png where a probe has measured something.
+        """
         if not self._writes:
             return
         lines = [line for line in self.metrics.read() if tag.items() <= line.items()]
@@ -261,6 +265,9 @@ class RunFolder:
             clip_norm,
             title=f"{self.path.resolve().name}: {title}",
         )
+        probed = [line for line in lines if line["split"] == "probes"]
+        if probed:
+            draw_probes(self.path / "probes.png", probed, title=self.path.resolve().name)
 
     def write_result(self, result: Any) -> None:
         if not self._writes:

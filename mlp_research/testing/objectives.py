@@ -14,14 +14,17 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, PyTree
 
+from mlp_research.config import Config
 from mlp_research.data.batches import Batch, MaskedBatch
+from mlp_research.data.inputs import Inputs, scaled
 from mlp_research.models import MLP, MLPConfig
 from mlp_research.objectives import Objective, Sums, summed
 from mlp_research.optimizers import SGDConfig
-from mlp_research.optimizers.schedules import ConstantConfig
 from mlp_research.parts import blaming
+from mlp_research.prng import StepKeys
 from mlp_research.programs import checks
-from mlp_research.step import Recipe, batch_logits, eval_step, init_state, scale_pixels
+from mlp_research.programs.base import recipe_of
+from mlp_research.step import Recipe, batch_logits, eval_step, init_state
 from mlp_research.system import sharding
 from mlp_research.testing.promises import (
     Fault,
@@ -59,12 +62,18 @@ class ObjectiveUnderTest:
         return self.objective.traced()
 
     @functools.cached_property
+    def recipe(self) -> Recipe:
+        """What a step needs, with the objective."""
+        base = recipe_of(Config(model=MODEL, optimizer=SGDConfig()), DESCENT_STEPS, Inputs())
+        return dataclasses.replace(base, objective=self.traced)
+
+    @functools.cached_property
     def model(self) -> MLP:
         return MODEL.build(IMAGE_SHAPE, CLASSES, key=jr.key(0))
 
     def model_with_logits(self, size: float) -> MLP:
         """Return the model with its logits made this large; 0 makes them equal."""
-        factor = size / jnp.abs(batch_logits(self.model, self.rows)).max()
+        factor = size / jnp.abs(batch_logits(self.model, self.recipe, self.rows)).max()
         last = jax.tree.map(lambda leaf: factor * leaf, self.model.layers[-1])
         return eqx.tree_at(lambda model: model.layers[-1], self.model, last)
 
@@ -94,11 +103,12 @@ class ObjectiveUnderTest:
 
     def evaluation(self, objective: Objective) -> Sums:
         """Return what an objective sums in evaluation of the model on the batch."""
-        return self.compiled_evaluation(self.model, objective, self.rows)
+        recipe = dataclasses.replace(self.recipe, objective=objective)
+        return self.compiled_evaluation(self.model, recipe, self.rows)
 
     def measured_rows(self) -> dict[str, Array]:
         """Return what is measured of each row in evaluation."""
-        logits = batch_logits(self.model, self.rows)
+        logits = batch_logits(self.model, self.recipe, self.rows)
         return jax.vmap(self.traced.measured)(logits, jnp.asarray(self.rows.labels))
 
     def outcome(self, objective: Objective) -> PyTree:
@@ -113,7 +123,7 @@ class ObjectiveUnderTest:
 
 
 def _step(objective: Objective, model: MLP, rows: MaskedBatch, key: Array) -> Step:
-    images, labels = scale_pixels(rows.images), jnp.asarray(rows.labels)
+    images, labels = scaled(rows.images), jnp.asarray(rows.labels)
     return objective.gradients(model, images, labels, key=key)
 
 
@@ -126,21 +136,14 @@ def can_be_built(test: ObjectiveUnderTest) -> Fault:
 
 def gives_a_scalar_loss_and_a_gradient_like_the_model(test: ObjectiveUnderTest) -> Fault:
     """Every hook, in training and evaluation, by shapes alone; the others need it too."""
-    recipe = Recipe(
-        model=MODEL.traced(),
-        objective=test.traced,
-        optimizer=SGDConfig().traced(),
-        schedule=ConstantConfig().traced(),
-        total_steps=DESCENT_STEPS,
-    )
     with blaming([test.objective]):
-        state = init_state(test.model, recipe, key=test.key)
-        checks.check_objective(state, recipe, Batch(test.rows.images, test.rows.labels))
+        state = init_state(test.model, test.recipe, keys=StepKeys(test.key, test.key))
+        checks.check_objective(state, test.recipe, Batch(test.rows.images, test.rows.labels))
         for place, measured in eqx.filter_eval_shape(_measured, test).items():
             if measured["correct"].dtype != jnp.int32:
                 found = checks.described(measured["correct"])
                 return f"in {place} correct is {found}, wanted int32: count truths, not shares"
-        eqx.filter_eval_shape(eval_step, test.model, test.traced, test.rows)
+        eqx.filter_eval_shape(eval_step, test.model, test.recipe, test.rows)
     return None
 
 
@@ -175,7 +178,7 @@ def is_compiled_once(test: ObjectiveUnderTest) -> Fault:
     for factor in (1.0, 0.5):
         objective = with_other_numbers(test.build().traced(), factor)
         step(objective, test.model, test.rows, test.key)
-        evaluation(test.model, objective, test.rows)
+        evaluation(test.model, dataclasses.replace(test.recipe, objective=objective), test.rows)
     return None
 
 
@@ -190,7 +193,9 @@ def counts_correct(test: ObjectiveUnderTest) -> Fault:
     correct = int(measured["correct"])
     if not 0 <= correct <= EXAMPLES:
         return f"correct is {correct} of {EXAMPLES} examples"
-    wanted = np.asarray(batch_logits(test.model, test.rows)).argmax(-1) == test.rows.labels
+    wanted = (
+        np.asarray(batch_logits(test.model, test.recipe, test.rows)).argmax(-1) == test.rows.labels
+    )
     came = np.asarray(test.measured_rows()["correct"])
     if not np.array_equal(came, wanted):
         return f"in evaluation correct is {came}, but the largest logit is the label's in {wanted}"
@@ -199,7 +204,7 @@ def counts_correct(test: ObjectiveUnderTest) -> Fault:
 
 def evaluates_without_chance(test: ObjectiveUnderTest) -> Fault:
     """Evaluation gives the same finite numbers twice. It is given no key."""
-    first, again = (eval_step(test.model, test.traced, test.rows) for _ in range(2))
+    first, again = (eval_step(test.model, test.recipe, test.rows) for _ in range(2))
     fault = bits_differ(first, again)
     if fault and not test.repeat:  # what is drawn in the loss is said there
         return f"two evaluations differ: {fault}"
@@ -238,7 +243,7 @@ def descends(test: ObjectiveUnderTest) -> Fault:
         _, gradient = test.compiled(test.traced, model, test.rows, key)
         model = _descended(model, gradient)
     before, after = (
-        float(test.compiled_evaluation(each, test.traced, test.rows).loss) / EXAMPLES
+        float(test.compiled_evaluation(each, test.recipe, test.rows).loss) / EXAMPLES
         for each in (test.model, model)
     )
     if np.isfinite(before) and not after < before and not is_finite(test):

@@ -9,11 +9,11 @@ import numpy as np
 import optax
 
 from mlp_research import step
+from mlp_research.checkpoints.checkpoint import Checkpoints
 from mlp_research.optimizers import OptimizerConfig
 from mlp_research.optimizers.schedules import ScheduleConfig
 from mlp_research.programs.checks import check_trees_like
 from mlp_research.step import evaluated_model
-from mlp_research.storage.checkpoint import Checkpoints
 from mlp_research.system import sharding
 from mlp_research.testing.promises import (
     Fault,

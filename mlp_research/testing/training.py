@@ -16,8 +16,8 @@ import numpy as np
 import optax
 from jaxtyping import PyTree
 
+from mlp_research.checkpoints.checkpoint import Checkpoints
 from mlp_research.shapes import is_shape
-from mlp_research.storage.checkpoint import Checkpoints
 from mlp_research.system import sharding
 from mlp_research.testing.models import (
     EXAMPLES,

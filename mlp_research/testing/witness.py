@@ -14,11 +14,14 @@ import optax
 from jaxtyping import Array, Float, PyTree
 
 from mlp_research import step
+from mlp_research.config import Config
 from mlp_research.data.batches import Batch
+from mlp_research.data.inputs import Inputs
 from mlp_research.models import MLPConfig
-from mlp_research.objectives import CrossEntropy
 from mlp_research.optimizers import OptimizerConfig, Rate
 from mlp_research.optimizers.schedules import ConstantConfig
+from mlp_research.prng import StepKeys
+from mlp_research.programs.base import recipe_of
 from mlp_research.programs.checks import check_trees_like
 from mlp_research.step import Recipe, StepMetrics, TrainState, init_state
 from mlp_research.testing.promises import compiled_quickly
@@ -86,13 +89,8 @@ class OptimizerUnderTest:
 
     def recipe(self, optimizer: OptimizerConfig) -> Recipe:
         """Return what a step needs, with the optimizer's witness."""
-        return Recipe(
-            model=MODEL.traced(),
-            objective=CrossEntropy().traced(),
-            optimizer=Witness.of(optimizer).traced(),
-            schedule=self.parts[1].traced(),
-            total_steps=TOTAL_STEPS,
-        )
+        base = recipe_of(Config(model=MODEL, schedule=self.parts[1]), TOTAL_STEPS, Inputs())
+        return dataclasses.replace(base, optimizer=Witness.of(optimizer).traced())
 
     @functools.cached_property
     def factors(self) -> np.ndarray:
@@ -109,7 +107,7 @@ class OptimizerUnderTest:
     def state(self, recipe: Recipe) -> TrainState:
         """Return the state of a small model where the schedule is at its peak."""
         network = MODEL.build(IMAGE_SHAPE, CLASSES, key=jr.key(0))
-        state = init_state(network, recipe, key=jr.key(1))
+        state = init_state(network, recipe, keys=StepKeys(jr.key(1), jr.key(1)))
         return eqx.tree_at(lambda state: state.step, state, jnp.int32(self.factors.argmax()))
 
     @functools.cached_property

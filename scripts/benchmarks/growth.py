@@ -7,7 +7,8 @@ import numpy as np
 from benchmarks.measurement import SCRIPTS, Measurement, call, draw_times, epoch_lines
 from benchmarks.timing import Spread, Times, readable
 
-from mlp_research.data.datasets import DEFAULT_DIRECTORY, DataConfig, load
+from mlp_research.data import IdxConfig
+from mlp_research.data.datasets import DEFAULT_DIRECTORY, load
 from mlp_research.sweep import tables
 
 BATCH = 128
@@ -94,7 +95,7 @@ def sets(folder: Path) -> list[Case]:
 def write_set(directory: Path, rows: int) -> Path:
     """MNIST's training images over and over, as raw IDX files; the test files as they are."""
     directory.mkdir(parents=True)
-    train = load(DEFAULT_DIRECTORY, DataConfig(validation=0)).train
+    train = load(DEFAULT_DIRECTORY, IdxConfig(validation=0)).train
     images = directory / "train-images-idx3-ubyte"
     labels = directory / "train-labels-idx1-ubyte"
     with images.open("wb") as image_file, labels.open("wb") as label_file:

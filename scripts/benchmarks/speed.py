@@ -11,7 +11,8 @@ import numpy as np
 from benchmarks.measurement import Measurement, compared, epoch_lines, import_peers, timed
 from benchmarks.timing import Times, in_turn
 
-from mlp_research.config import Config, DataConfig, Execution, TrainConfig
+from mlp_research.config import Config, Execution, TrainConfig
+from mlp_research.data import IdxConfig
 from mlp_research.data.loader import row_chunks, train_chunks
 from mlp_research.fit import fit_program
 from mlp_research.models import MLPConfig, summary
@@ -49,7 +50,7 @@ def floor(experiment: Experiment, steps: int) -> float:
 def of_batch(batch_size: int) -> Experiment:
     """The lesson's model on all 60,000 rows: two epochs."""
     config = Config(
-        data=DataConfig(validation=0), train=TrainConfig(epochs=2, batch_size=batch_size)
+        data=IdxConfig(validation=0), train=TrainConfig(epochs=2, batch_size=batch_size)
     )
     return Experiment.of(config, Execution(mesh_data=1))
 

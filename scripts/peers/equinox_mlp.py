@@ -18,10 +18,12 @@ from peer import Code, Weights, sizes_of
 from mlp_research import step as steps
 from mlp_research.config import Config
 from mlp_research.data.batches import Batch, RowChunk
+from mlp_research.data.inputs import Inputs
 from mlp_research.models import MLP, MLPConfig
 from mlp_research.models import mlp as mlp_file
 from mlp_research.objectives import CrossEntropy
 from mlp_research.objectives import base as objective_file
+from mlp_research.prng import StepKeys
 from mlp_research.programs.base import recipe_of
 from mlp_research.system import sharding
 
@@ -31,7 +33,9 @@ one_step = eqx.filter_jit(steps.train_step)
 def model_of(weights: Weights) -> MLP:
     """The model with these weights; Equinox keeps a weight as [outputs, inputs]."""
     inputs, *widths, classes = sizes_of(weights)
-    model = MLPConfig(widths=tuple(widths)).build((1, inputs), classes, key=jr.key(0))
+    model = MLPConfig(widths=tuple(widths)).build(
+        (1, inputs), classes, keys=StepKeys(jr.key(0), jr.key(0))
+    )
     return eqx.tree_at(
         lambda model: [leaf for layer in model.layers for leaf in (layer.weight, layer.bias)],
         model,
@@ -47,14 +51,16 @@ class EquinoxMLP:
         (mlp_file.__file__, "MLP"),
         (objective_file.__file__, "Objective"),
         (inspect.getfile(CrossEntropy), "CrossEntropy", "cross_entropy"),
-        (steps.__file__, "TrainState", "init_state", "scale_pixels", "train_step"),
+        (steps.__file__, "TrainState", "init_state", "train_step"),
         (steps.__file__, "train_steps", "compile_train_steps"),
     )
 
     def __init__(self, weights: Weights):
         mesh = sharding.device_mesh(1)
-        self.recipe = recipe_of(Config(), total_steps=1)
-        state = steps.init_state(model_of(weights), self.recipe, key=jr.key(0))
+        self.recipe = recipe_of(Config(), total_steps=1, inputs=Inputs())
+        state = steps.init_state(
+            model_of(weights), self.recipe, keys=StepKeys(jr.key(0), jr.key(0))
+        )
         self.state = sharding.place(state, sharding.replicated(mesh))
         self.train_steps = steps.compile_train_steps(mesh)
 

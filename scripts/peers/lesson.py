@@ -17,7 +17,8 @@ import jax.random as jr
 import optax
 from jax import Array
 
-from mlp_research.data.datasets import DEFAULT_DIRECTORY, DataConfig, load
+from mlp_research.data import IdxConfig
+from mlp_research.data.datasets import DEFAULT_DIRECTORY, load
 
 Parameters = dict[str, dict[str, Array]]
 
@@ -88,7 +89,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     flags = parser.parse_args()
-    data = load(DEFAULT_DIRECTORY, DataConfig(validation=0))
+    data = load(DEFAULT_DIRECTORY, IdxConfig(validation=0))
     train = on_device(data.train.images, data.train.labels)
     test = on_device(data.test.images, data.test.labels)
     init_key, order_key = jr.split(jr.key(flags.seed))

@@ -24,7 +24,8 @@ import peer
 from jaxtyping import Float, Int32, UInt8
 
 from mlp_research import figures
-from mlp_research.data.datasets import DEFAULT_DIRECTORY, DataConfig, load
+from mlp_research.data import IdxConfig
+from mlp_research.data.datasets import DEFAULT_DIRECTORY, load
 from mlp_research.sweep import tables
 from mlp_research.sweep.figures import COLOURS, MARKS
 
@@ -68,7 +69,7 @@ def measure() -> list[Outcome]:
 
 def batches(steps: int) -> Batches:
     """Shuffled MNIST training images, each at most once."""
-    train = load(DEFAULT_DIRECTORY, DataConfig(validation=0)).train
+    train = load(DEFAULT_DIRECTORY, IdxConfig(validation=0)).train
     rows = np.random.default_rng(SEED).permutation(len(train))[: steps * BATCH]
     order = np.arange(steps * BATCH, dtype=np.int32).reshape(steps, BATCH)
     return Batches(train.images[rows], train.labels[rows], order)

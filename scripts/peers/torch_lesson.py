@@ -11,7 +11,8 @@ import torch
 from peer import he_weights
 from torch_compiled import TorchCompiled
 
-from mlp_research.data.datasets import DEFAULT_DIRECTORY, DataConfig, load
+from mlp_research.data import IdxConfig
+from mlp_research.data.datasets import DEFAULT_DIRECTORY, load
 
 BATCH_SIZE = 128
 
@@ -26,7 +27,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     flags = parser.parse_args()
-    data = load(DEFAULT_DIRECTORY, DataConfig(validation=0))
+    data = load(DEFAULT_DIRECTORY, IdxConfig(validation=0))
     program = TorchCompiled(he_weights(flags.seed))
     train = program.place(data.train.images, data.train.labels)
     test = program.place(data.test.images, data.test.labels)

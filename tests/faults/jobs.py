@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from mlp_research.storage.checkpoint import KEPT, Checkpoints
+from mlp_research.checkpoints.checkpoint import KEPT, Checkpoints
 from tests.faults.starter import Started, Starter
 from tests.made import TRAIN_ROWS, VALIDATION_ROWS
 

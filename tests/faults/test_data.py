@@ -15,7 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mlp_research.data.datasets import DataConfig, Splits, load
+from mlp_research.data import IdxConfig
+from mlp_research.data.datasets import Splits, load
 from mlp_research.data.idx import DataError, read_idx
 from mlp_research.errors import ConfigError
 
@@ -25,7 +26,7 @@ TRAIN_IMAGES, TRAIN_LABELS, TEST_IMAGES, TEST_LABELS = NAMES = (
     "t10k-images-idx3-ubyte",
     "t10k-labels-idx1-ubyte",
 )
-CONFIG = DataConfig(validation=2)
+CONFIG = IdxConfig(validation=2)
 SECONDS = 5.0
 """What one small file may take at most: a hang is more."""
 SPARE_BYTES = 5 * 2**20

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
+from mlp_research.checkpoints.checkpoint import CheckpointError, Checkpoints
 from mlp_research.fit import fit
 from mlp_research.models import MLPConfig
 from mlp_research.programs import base
 from mlp_research.programs.single import Experiment
-from mlp_research.storage.checkpoint import CheckpointError, Checkpoints
 from mlp_research.terminal import command_line
 from mlp_research.terminal.report import Report
 from tests.laws import lasting_lines

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mlp_research.storage.checkpoint import KEPT
+from mlp_research.checkpoints.checkpoint import KEPT
 from tests.faults.conftest import Tally
 from tests.faults.jobs import Job, last_line, saved, small_words
 from tests.faults.starter import Starter

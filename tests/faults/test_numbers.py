@@ -14,7 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mlp_research.config import Config, DataConfig, EvaluationConfig, Execution, TrainConfig
+from mlp_research.checkpoints.checkpoint import Checkpoints
+from mlp_research.config import Config, EvaluationConfig, Execution, TrainConfig
+from mlp_research.data import IdxConfig
 from mlp_research.data.idx import DataError
 from mlp_research.errors import ConfigError
 from mlp_research.fit import fit
@@ -23,7 +25,6 @@ from mlp_research.objectives import CrossEntropy, cross_entropy, is_correct
 from mlp_research.optimizers import AdamConfig, LionConfig, OptimizerConfig, SGDConfig
 from mlp_research.programs.single import Experiment
 from mlp_research.run import NonFiniteError
-from mlp_research.storage.checkpoint import Checkpoints
 from mlp_research.terminal.report import Report
 from tests.made import (
     TEST_ROWS,
@@ -50,7 +51,7 @@ EDGES: list[tuple[str, dict[str, Any], dict[str, Any], int]] = [
     (
         "one example, one step, validation of one",
         {
-            "data": DataConfig(validation=1, limit=1),
+            "data": IdxConfig(validation=1, limit=1),
             "train": TrainConfig(epochs=1, batch_size=1),
             "model": MLPConfig(widths=(1,)),
         },
@@ -60,7 +61,7 @@ EDGES: list[tuple[str, dict[str, Any], dict[str, Any], int]] = [
     (
         "batch of one, a call longer than the run",
         {
-            "data": DataConfig(validation=1, limit=5),
+            "data": IdxConfig(validation=1, limit=5),
             "train": TrainConfig(epochs=2, batch_size=1),
             "model": MLPConfig(widths=(1, 1), normalisation="layer", dropout=0.5),
         },
@@ -79,7 +80,7 @@ EDGES: list[tuple[str, dict[str, Any], dict[str, Any], int]] = [
     (
         "no hidden layer, no validation",
         {
-            "data": DataConfig(validation=0),
+            "data": IdxConfig(validation=0),
             "train": TrainConfig(epochs=1, batch_size=120),
             "model": MLPConfig(widths=()),
             "evaluation": EvaluationConfig(train_rows=1),
@@ -204,7 +205,7 @@ def test_a_rate_that_overflows_is_named_with_the_step_it_showed_at(
 def wild(validation: int) -> Config:
     """One step an epoch, itself finite, whose update makes parameters that are not."""
     return small_config(
-        data=DataConfig(validation=validation),
+        data=IdxConfig(validation=validation),
         train=TrainConfig(epochs=3, batch_size=200),
         model=MLPConfig(widths=(8,)),
         optimizer=SGDConfig(learning_rate=3e38, weight_decay=3e38, momentum=0.0),

@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 
 from mlp_research.analysis.saved_run import SavedRunFlags, open_run
-from mlp_research.config import ConfigFileError, DataConfig, read_config
+from mlp_research.checkpoints.checkpoint import CheckpointError, Checkpoints
+from mlp_research.config import ConfigFileError, read_config
+from mlp_research.data import IdxConfig
 from mlp_research.data.datasets import load
 from mlp_research.data.idx import DataError
 from mlp_research.fit import fit
 from mlp_research.programs.single import Experiment
-from mlp_research.storage.checkpoint import CheckpointError, Checkpoints
 from mlp_research.storage.run_folder import RunFolderError
 from mlp_research.sweep import run
 from mlp_research.sweep.design import Member
@@ -156,7 +157,7 @@ def test_a_pickle_in_place_of_any_file_is_refused_and_never_run(
         kept = path.read_bytes()
         path.write_bytes(payload)
         with pytest.raises(DataError):
-            load(folder, DataConfig(validation=40))
+            load(folder, IdxConfig(validation=40))
         path.write_bytes(kept)
         tried += 1
     for name in ("config.json", "environment.json"):

@@ -16,17 +16,19 @@ from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jaxtyping import PyTree
 
-from mlp_research.errors import Failure
-from mlp_research.shapes import is_shape
-from mlp_research.storage.fingerprint import (
+from mlp_research.checkpoints.fingerprint import (
     by_path,
     crc32_of_json,
     described,
     differences,
     fingerprint,
 )
+from mlp_research.errors import Failure
+from mlp_research.shapes import is_shape
 from mlp_research.system import processes
 
 KEPT = 2
@@ -155,6 +157,23 @@ class Checkpoints:
     def paths(self, step: int) -> list[str]:
         """Return the paths of the arrays that a checkpoint holds: `.state.model.layers[0].bias`."""
         return list(self._metadata(step)["fingerprint"])
+
+    def read(self, step: int, below: str) -> dict[str, np.ndarray]:
+        """Return the arrays of a checkpoint that lie `below` a path, by what follows it.
+
+        Raises `DamagedError` where they are not what was saved.
+        """
+        held = self._metadata(step)["fingerprint"]
+        paths = [path for path in held if path.startswith(below)]
+        wanted = {
+            path: jax.ShapeDtypeStruct(tuple(held[path][1]), jnp.dtype(held[path][0]))
+            for path in paths
+        }
+        arrays = self._load(step, wanted, held.keys() - wanted.keys())
+        for path in paths:
+            if described(arrays[path]) != held[path]:
+                raise DamagedError(step, f"the content of {path} has changed since it was saved")
+        return {path.removeprefix(below): np.asarray(arrays[path]) for path in paths}
 
     def restore(self, step: int, template: State, *, below: str = "") -> tuple[State, dict]:
         """Return (state, notes) of a checkpoint, or of the part of the state that lies `below`.

@@ -1,0 +1,1 @@
+"""Checkpoints: what is saved of a run's state, and what says that it is whole."""
