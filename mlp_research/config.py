@@ -13,7 +13,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from mlp_research.augmentations import Augmentation, NoAugmentation
 from mlp_research.base_config import BaseConfig, json_value
-from mlp_research.data import DataConfig, IdxConfig
+from mlp_research.data import ArraysConfig, DataConfig, IdxConfig
 from mlp_research.data.datasets import DEFAULT_DIRECTORY, Splits
 from mlp_research.errors import ConfigError, Failure
 from mlp_research.models import MixerConfig, MLPConfig, ModelConfig, ResidualConfig
@@ -115,6 +115,14 @@ class Config(BaseConfig, frozen=True):
     def identified(self) -> "Config":
         """Return the config with the checksum of what its start reads."""
         return self.model_copy(update={"start": self.start.identified()})
+
+    def with_arrays(self) -> "Config":
+        """Return the config for data that are arrays in memory, its other choices of rows kept."""
+        if isinstance(self.data, ArraysConfig):
+            return self
+        shared = DataConfig.model_fields.keys() - {"kind"}
+        kept = {name: getattr(self.data, name) for name in shared}
+        return self.model_copy(update={"data": ArraysConfig(**kept)})
 
     def on(self, data: Splits | None) -> "Config":
         """Return the config of a run on this data set, with its checksum; or on any, for None."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Integer, UInt8
+from jaxtyping import Integer, Shaped
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -143,24 +143,38 @@ def confusion(
 
 def images_sheet(
     path: Path,
-    images: UInt8[np.ndarray, "examples height width"],
+    images: Shaped[np.ndarray, "examples height width *channels"],
     captions: Sequence[str],
     columns: int = 5,
     *,
     title: str = "",
 ) -> None:
-    """Images in rows of `columns`, each under its caption, as the files hold them: 0 is black."""
+    """Draw images in rows of `columns`, each under its caption, as the files hold them.
+
+    Of bytes 0 is black and 255 white; of floats the least of all is black and the largest white.
+    """
     rows = max(1, -(-len(images) // columns))
-    height, width = images.shape[1:]
+    height, width, *_ = images.shape[1:]
+    shown, low, high = images, 0, 255
+    if images.dtype != np.uint8:
+        low, high = images.min(initial=0), images.max(initial=1)
+        shown = (images - low) / (high - low)  # colours of floats are taken from 0 to 1
+        low, high = 0, 1
     cell_height = min(3.5, max(0.6, 1.35 * height / width))
     with picture(path, (1.9 * columns, rows * (cell_height + 0.55) + 0.5)) as figure:
         panels = figure.subplots(rows, columns, squeeze=False).ravel()
         for panel in panels:
             panel.axis("off")
-        for panel, image, caption in zip(panels, images, captions, strict=False):
-            panel.imshow(image, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+        for panel, image, caption in zip(panels, shown, captions, strict=False):
+            image = image[..., 0] if image.shape[2:] == (1,) else image
+            panel.imshow(image, cmap="gray", vmin=low, vmax=high, interpolation="nearest")
             panel.set_title(caption, fontsize=8.5)
         write_title(figure, title)
+
+
+def are_images(shape: Sequence[int]) -> bool:
+    """Return whether examples of this shape can be drawn: grey, or of 1, 3 or 4 channels."""
+    return len(shape) == 2 or (len(shape) == 3 and shape[2] in (1, 3, 4))
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import numpy as np
 
 from mlp_research.checkpoints.checkpoint import Checkpoints
 from mlp_research.config import Config, Execution
+from mlp_research.data.base import Arrays
 from mlp_research.models import Model, summary
 from mlp_research.objectives import Evaluation, Measured
 from mlp_research.programs.base import Program
@@ -38,17 +39,20 @@ def fit(
     config: Config,
     execution: Execution | None = None,
     *,
+    data: Arrays | None = None,
     run_dir: Path | None = None,
     resume: bool = False,
     report: Report | None = None,
     profile: tuple[int, int] | None = None,
 ) -> Result:
-    """Train by a config, leave a run folder, and return the final model with its exact test result.
+    """Train by a config, leave a run folder, and return the final model with its test result.
 
-    `profile` traces the steps after the first number up to the second. Raises a `Failure` for what
-    cannot be run or ceases to be finite, and `Stopped` after a signal.
+    `data` are arrays in memory, (x, y, x_test, y_test), in place of the files that the config
+    reads: features uint8 or float32 [examples, ...], labels integers [examples]. `profile` traces
+    the steps after the first number up to the second. Raises a `Failure` for what cannot be run or
+    ceases to be finite, and `Stopped` after a signal.
     """
-    experiment = Experiment.of(config, execution or Execution())
+    experiment = Experiment.of(config, execution or Execution(), arrays=data)
     path = run_dir or default_run_dir("run", config)
     report = report or Report(quiet=not processes.is_first())
     state, summaries = fit_program(experiment, path, resume, report, profile)

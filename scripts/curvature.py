@@ -106,7 +106,7 @@ def chosen_rows(experiment: Experiment, flags: Flags) -> Batch:
         if getattr(flags, name) < least:
             raise ConfigError(f"--{name} is {getattr(flags, name)}: use at least {least}")
     rows = saved_run.chosen_split(experiment, flags.split).rows(flags.examples)
-    return Batch(jnp.asarray(rows.images), jnp.asarray(rows.labels))
+    return jax.tree.map(jnp.asarray, saved_run.analysed(experiment, rows))
 
 
 def facts(experiment: Experiment, flags: Flags, end: SavedModel, batch: Batch) -> dict[str, str]:

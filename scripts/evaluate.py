@@ -33,6 +33,8 @@ from mlp_research.terminal.report import Report, aligned
 
 WORST = 25
 """How many of the most confident mistakes are shown."""
+WORST_LISTED, FEATURES_LISTED = 10, 6
+"""How many are listed, and with how many of their features, where rows are no images."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +60,9 @@ def main(argv: Sequence[str]) -> None:
     report.facts(about | numbers(evaluation, chances, split.labels, unit))
     for line in class_table(counts):
         report.say(f"  {line}")
+    if not figures.are_images(experiment.data.image_shape):
+        for line in worst_rows(chances, split):
+            report.say(f"  {line}")
     report.facts({"pictures": draw(experiment, flags, saved.step, counts, chances, split)})
     if has_other_data(experiment):
         record = "nothing to compare: the run was not trained on these data"
@@ -135,6 +140,21 @@ def class_table(counts: np.ndarray) -> list[str]:
     return aligned(headings, rows)
 
 
+def worst_rows(chances: np.ndarray, split: Split) -> list[str]:
+    """Return one line for each of the most confident mistakes of rows that are no images."""
+    rows = predictions.worst(chances, split.labels, WORST_LISTED)
+    shown = min(split.images.shape[1], FEATURES_LISTED)
+    lines = [
+        (
+            *(f"{row}", f"{split.labels[row]}", f"{chances[row].argmax()}"),
+            *(probability(chances[row].max()), *(f"{x:.4g}" for x in split.images[row, :shown])),
+        )
+        for row in rows
+    ]
+    features = [f"feature {index}" for index in range(shown)]
+    return aligned(("worst row", "label", "predicted", "probability", *features), lines)
+
+
 def most_taken_for(row: np.ndarray, label: int) -> str:
     """The class that a label's rows are most often mistaken for, and how often."""
     mistakes = np.where(np.arange(len(row)) == label, 0, row)
@@ -157,22 +177,24 @@ def draw(
     names = [f"confusion{ending}.png", f"worst{ending}.png"]
     about = f"{flags.split} rows, step {step:,} of run {flags.run_dir.resolve().name}"
     total, right = int(counts.sum()), int(counts.trace())
-    rows = predictions.worst(chances, split.labels, WORST)
-    captions = [
-        f"label {split.labels[row]}, predicted {chances[row].argmax()}\n"
-        f"{probability(chances[row].max())}, row {row}"
-        for row in rows
-    ]
-    images = split.images[rows].reshape(-1, *experiment.data.image_shape)
+    shape = experiment.data.image_shape
     try:
         figures.confusion(
             flags.run_dir / names[0],
             counts,
             title=f"{right:,} of {total:,} right ({100 * right / total:.2f} %)\n{about}",
         )
+        if not figures.are_images(shape):
+            return names[0]
+        rows = predictions.worst(chances, split.labels, WORST)
+        captions = [
+            f"label {split.labels[row]}, predicted {chances[row].argmax()}\n"
+            f"{probability(chances[row].max())}, row {row}"
+            for row in rows
+        ]
         figures.images_sheet(
             flags.run_dir / names[1],
-            images,
+            split.images[rows].reshape(-1, *shape),
             captions,
             title=f"The most confident mistakes: {len(rows)} of {total - right:,}\n{about}",
         )

@@ -27,13 +27,15 @@ from mlp_research.analysis.per_example import (
 from mlp_research.analysis.saved_run import (
     SavedModel,
     SavedRunFlags,
+    analysed,
     models_along,
     open_run,
     restore,
 )
-from mlp_research.data.batches import Batch, Split
+from mlp_research.data.batches import Batch
 from mlp_research.data.inputs import scaled
 from mlp_research.errors import ConfigError
+from mlp_research.figures import are_images
 from mlp_research.models import Model
 from mlp_research.programs.single import Experiment
 from mlp_research.storage.run_folder import RunFolderError
@@ -103,7 +105,8 @@ def main(argv: Sequence[str]) -> None:
     for sentence in sentences:
         report.say(sentence)
     draw(experiment, flags, moments)
-    report.facts({"pictures": f"{SHEET} {NORMS}"})
+    sheet = f"{SHEET} " if are_images(experiment.data.image_shape) else ""
+    report.facts({"pictures": f"{sheet}{NORMS}"})
     if flags.record:
         note = f"Clipped: the share of gradients longer than {bound:.4g}, {source}."
         record(flags, [*tables.table(headings, rows), "", *sentences, note])
@@ -130,8 +133,8 @@ def measured(experiment: Experiment, flags: Flags) -> list[Moment]:
     def moment(name: str, state: SavedModel) -> Moment:
         model = sharding.place(state.model, SingleDeviceSharding(jax.devices()[0]))
         test = experiment.data.test
-        norms, logits = map(np.asarray, norms_and_logits(model, batch_of(test)))
-        training_norms, norm_of_mean = norms_and_mean(model, batch_of(training))
+        norms, logits = map(np.asarray, norms_and_logits(model, analysed(experiment, test)))
+        training_norms, norm_of_mean = norms_and_mean(model, analysed(experiment, training))
         training_norms = np.asarray(training_norms)
         return Moment(
             name=name,
@@ -150,10 +153,6 @@ def measured(experiment: Experiment, flags: Flags) -> list[Moment]:
     moments = [moment(name, state) for name, state in zip(names, states, strict=True)]
     name = "the end" if end.step == plan.total_steps else f"the {flags.checkpoint} saved"
     return [*moments, moment(name, end)]
-
-
-def batch_of(split: Split) -> Batch:
-    return Batch(split.images, split.labels)
 
 
 def losses(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -202,8 +201,8 @@ def table(
 
 
 def image_sizes(experiment: Experiment) -> np.ndarray:
-    """The norm of each test image in [0, 1]: how much ink it has."""
-    return np.linalg.norm(experiment.data.test.images / 255.0, axis=1)
+    """Return the norm of each test image; of pixels in [0, 1], how much ink it has."""
+    return np.linalg.norm(np.asarray(scaled(experiment.data.test.images), np.float64), axis=1)
 
 
 def rank_correlation(one: np.ndarray, other: np.ndarray) -> float:
@@ -252,7 +251,7 @@ def partner(moment: Moment, sizes: np.ndarray) -> str:
 
 def draw(experiment: Experiment, flags: Flags, moments: list[Moment]) -> None:
     """Write both pictures into the run's folder."""
-    end, test = moments[-1], experiment.data.test
+    end, test, shape = moments[-1], experiment.data.test, experiment.data.image_shape
     rows = largest(end.norms, flags.examples)
     captions = [
         f"label {label}, predicted {end.chances[row].argmax()}\n"
@@ -273,13 +272,15 @@ def draw(experiment: Experiment, flags: Flags, moments: list[Moment]) -> None:
         for moment in moments
     ]
     try:
-        per_example_figures.largest_gradients(
-            flags.run_dir / SHEET,
-            test.images[rows].reshape(-1, *experiment.data.image_shape),
-            captions,
-            title=f"The largest gradients of {len(test):,} test rows, step {end.step:,} of {run}\n"
-            "under label and prediction: the probability of the label, the norm of the gradient",
-        )
+        if are_images(shape):
+            per_example_figures.largest_gradients(
+                flags.run_dir / SHEET,
+                test.images[rows].reshape(-1, *shape),
+                captions,
+                title=f"The largest gradients of {len(test):,} test rows, step {end.step:,} of "
+                f"{run}\nunder label and prediction: the probability of the label, the norm of the "
+                "gradient",
+            )
         per_example_figures.gradient_norms(
             flags.run_dir / NORMS, points, title=f"{len(test):,} test rows, {run}"
         )

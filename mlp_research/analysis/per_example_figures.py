@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Bool, Float, UInt8
+from jaxtyping import Bool, Float, Shaped
 
 from mlp_research import figures
 from mlp_research.figures import BLUE, VERMILLION
@@ -31,7 +31,7 @@ class Points:
 
 def largest_gradients(
     path: Path,
-    images: UInt8[np.ndarray, "examples height width"],
+    images: Shaped[np.ndarray, "examples height width *channels"],
     captions: Sequence[str],
     *,
     title: str = "",

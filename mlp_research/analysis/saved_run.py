@@ -12,7 +12,7 @@ import tyro
 
 from mlp_research.checkpoints.checkpoint import CheckpointError, Checkpoints
 from mlp_research.config import Config, Execution, differences, read_config
-from mlp_research.data.batches import Split
+from mlp_research.data.batches import Batch, Split
 from mlp_research.errors import ConfigError
 from mlp_research.models import Model
 from mlp_research.programs.single import Experiment
@@ -40,7 +40,7 @@ class SavedRunFlags:
     part_files: command_line.PartFiles = ()
     """Python file that defines parts of the run; repeat it for several files."""
     data_dir: Annotated[Path | None, tyro.conf.arg(name="data.dir", metavar="PATH")] = None
-    """Folder with four IDX files; by default the one that the run was trained on."""
+    """Folder of the data; by default the one that the run was trained on."""
     mesh_data: Annotated[int | None, tyro.conf.arg(name="mesh.data", metavar="INT")] = None
     """Devices over which each batch is spread; by default all."""
     compile_cache: bool = True
@@ -76,7 +76,12 @@ def open_run(
     if not (other_data and flags.data_dir):
         return Experiment.of(config, execution, only_evaluated=only_evaluated)
     experiment = Experiment.of(config.on(None), execution, only_evaluated=only_evaluated)
-    return dataclasses.replace(experiment, configs=(config,))
+    recipe = experiment.recipe
+    if config.data.normalize:  # by the rows that the run was trained on, wherever others come from
+        own = execution.model_copy(update={"data_dir": trained_on(flags.run_dir)})
+        trained = Experiment.of(config, own, only_evaluated=only_evaluated)
+        recipe = dataclasses.replace(recipe, inputs=trained.recipe.inputs)
+    return dataclasses.replace(experiment, configs=(config,), recipe=recipe)
 
 
 def _refuse_many_runs(run_dir: Path) -> None:
@@ -102,6 +107,13 @@ def chosen_split(experiment: Experiment, name: SplitName) -> Split:
             "the run holds out no validation rows (data.validation is 0): use --split test or train"
         )
     return split
+
+
+def analysed(experiment: Experiment, split: Split) -> Batch:
+    """Return rows as the functions of `analysis` take them: standardised, where the run's were."""
+    if experiment.recipe.inputs.mean is None:
+        return Batch(split.images, split.labels)
+    return Batch(experiment.recipe.inputs(split.images), split.labels)
 
 
 class SavedModel(eqx.Module):

@@ -52,8 +52,8 @@ def inputs_of(train: Split, image_shape: tuple[int, ...], normalize: bool) -> In
     """
     if not normalize:
         return Inputs(image_shape)
-    mean = sum(each.sum(axis=0) for each in _pieces(train)) / len(train)
-    squares = sum(((each - mean) ** 2).sum(axis=0) for each in _pieces(train))
+    mean = np.sum([each.sum(axis=0) for each in _pieces(train)], axis=0) / len(train)
+    squares = np.sum([((each - mean) ** 2).sum(axis=0) for each in _pieces(train)], axis=0)
     deviation = np.sqrt(squares / len(train))
     varied = np.where(deviation > 0, deviation, 1)
     return Inputs(image_shape, np.float32(mean), np.float32(varied))

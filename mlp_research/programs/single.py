@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 from mlp_research.config import Config, Execution
 from mlp_research.data import datasets, idx
+from mlp_research.data.base import Arrays
 from mlp_research.data.batches import AnyChunk, Batch, Split
 from mlp_research.data.inputs import inputs_of
 from mlp_research.data.loader import Plan, evaluation_batches, row_chunks, train_chunks
@@ -58,12 +59,18 @@ class Experiment(Program):
 
     @classmethod
     def of(
-        cls, config: Config, execution: Execution, *, only_evaluated: bool = False
+        cls,
+        config: Config,
+        execution: Execution,
+        *,
+        arrays: Arrays | None = None,
+        only_evaluated: bool = False,
     ) -> "Experiment":
         """Return the run of a config.
 
-        With `only_evaluated`, parts that evaluation does not need may be absent. Raises
-        `ConfigError` for what cannot be run.
+        `arrays` are (x, y, x_test, y_test), in place of what the config reads. With
+        `only_evaluated`, parts that evaluation does not need may be absent. Raises `ConfigError`
+        for what cannot be run.
         """
         if not only_evaluated:
             with blaming([config.start]):
@@ -71,7 +78,8 @@ class Experiment(Program):
         mesh = sharding.device_mesh(execution.mesh_data, execution.mesh_model)
         sharding.check_divides(mesh, config.train.batch_size, "train.batch_size")
         sharding.check_divides(mesh, execution.evaluation_batch_size, "evaluation.batch_size")
-        data = datasets.load(execution.data_dir, config.data)
+        config = config if arrays is None else config.with_arrays()
+        data = datasets.load(execution.data_dir, config.data, arrays)
         if not processes.all_have(data.crc32):
             raise idx.DataError(
                 f"the processes have different data: here {execution.data_dir} has the checksum "
@@ -204,18 +212,28 @@ class Experiment(Program):
 
     def facts(self, step: int) -> dict[str, str]:
         """What a run says it is before it starts at `step`."""
-        config, data, plan, device = self.config, self.data, self.plan, jax.devices()[0]
+        config, plan, device = self.config, self.plan, jax.devices()[0]
         return {
             "model": f"{config.model.kind}, objective {config.objective.kind}, "
             f"optimizer {config.optimizer.kind}, schedule {config.schedule.kind}, "
             f"seed {config.seed}",
-            "data": f"{len(data.train):,} training, {len(data.validation):,} validation, "
-            f"{len(data.test):,} test rows",
+            "data": self._data_facts(),
             "steps": f"{plan.total_steps:,} ({plan.epochs} epochs of {plan.steps_per_epoch}, "
             f"batch {plan.batch_size}), starting at {step:,}",
             "devices": f"{self.mesh.size} of {jax.device_count()} ({device.device_kind})"
             + (f" in {jax.process_count()} processes" if processes.are_many() else ""),
         } | self._spread_facts()
+
+    def _data_facts(self) -> str:
+        """How many rows there are, and how many of the test rows were trained on or held out."""
+        data = self.data
+        rows = (
+            f"{len(data.train):,} training, {len(data.validation):,} validation, "
+            f"{len(data.test):,} test rows"
+        )
+        if not data.duplicates:
+            return rows
+        return f"{rows}; {data.duplicates:,} test rows are training rows too"
 
     def _spread_facts(self) -> dict[str, str]:
         """How the dense layers lie on the axis `model`, where it has more than one device."""
