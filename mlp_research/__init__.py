@@ -12,6 +12,7 @@ from mlp_research import contracts
 
 contracts.install()  # before the modules whose functions it checks
 
+from mlp_research.augmentations import Affine, Augmentation, Elastic, NoAugmentation, Shift
 from mlp_research.base_config import Fraction, NonNegativeFloat, PositiveFloat
 from mlp_research.config import (
     PRESETS,
@@ -26,7 +27,9 @@ from mlp_research.data import ArraysConfig, DataConfig, DataError, IdxConfig, Ro
 from mlp_research.errors import ConfigError, Failure
 from mlp_research.fit import Result, fit
 from mlp_research.models import (
+    BATCH,
     MLP,
+    BatchNorm,
     Mixer,
     MixerConfig,
     MLPConfig,
@@ -34,6 +37,7 @@ from mlp_research.models import (
     ModelConfig,
     ResidualConfig,
     ResidualMLP,
+    Stateful,
 )
 from mlp_research.objectives import CrossEntropy, Objective, summed
 from mlp_research.optimizers import (
@@ -53,24 +57,41 @@ from mlp_research.optimizers.schedules import (
 )
 from mlp_research.parts import TRACED, Part, Traced
 from mlp_research.prng import example_keys
+from mlp_research.probes import Examples, NoProbe, Probe, UpdateRatio, WeightNorms
 from mlp_research.programs.single import Experiment
+from mlp_research.starts import RunStart, SeedStart, Start
 
 if _collecting:
     gc.enable()
 
 if TYPE_CHECKING:
-    from mlp_research.testing import check_model, check_objective, check_optimizer
+    from mlp_research.testing import (
+        check_augmentation,
+        check_data,
+        check_model,
+        check_objective,
+        check_optimizer,
+        check_probe,
+        check_start,
+    )
 
-CHECKS = ("check_model", "check_objective", "check_optimizer")
+CHECKS = (
+    *("check_model", "check_objective", "check_optimizer"),
+    *("check_augmentation", "check_data", "check_start", "check_probe"),
+)
 """Imported when they are first asked for: only tests need them."""
 
 __all__ = [
+    "BATCH",
     "MLP",
     "PRESETS",
     "TRACED",
     "AdamConfig",
     "AdamWConfig",
+    "Affine",
     "ArraysConfig",
+    "Augmentation",
+    "BatchNorm",
     "Checked",
     "Config",
     "ConfigError",
@@ -79,7 +100,9 @@ __all__ = [
     "CrossEntropy",
     "DataConfig",
     "DataError",
+    "Elastic",
     "EvaluationConfig",
+    "Examples",
     "Execution",
     "Experiment",
     "Failure",
@@ -92,25 +115,39 @@ __all__ = [
     "MixerConfig",
     "Model",
     "ModelConfig",
+    "NoAugmentation",
+    "NoProbe",
     "NonNegativeFloat",
     "Objective",
     "OneCycleConfig",
     "OptimizerConfig",
     "Part",
     "PositiveFloat",
+    "Probe",
     "ResidualConfig",
     "ResidualMLP",
     "Result",
     "Rows",
+    "RunStart",
     "SGDConfig",
     "ScheduleConfig",
+    "SeedStart",
+    "Shift",
+    "Start",
+    "Stateful",
     "StreamsConfig",
     "Traced",
     "TrainConfig",
+    "UpdateRatio",
     "WarmupCosineConfig",
+    "WeightNorms",
+    "check_augmentation",
+    "check_data",
     "check_model",
     "check_objective",
     "check_optimizer",
+    "check_probe",
+    "check_start",
     "example_keys",
     "fit",
     "matrices",

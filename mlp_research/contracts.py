@@ -205,7 +205,8 @@ def _paragraph(subject: str, fault: _Fault, arguments: Mapping[str, Any], bound_
     text = re.sub(r"<class '(.*)'>", r"\1", text)
     text = re.sub(r"(?:[\w<>]+\.)+(?=\w)", "", text)
     text = re.sub(r"(\w+)\[(?:Array|ndarray), '([^']*)'\]", r"\1[\2]", text)
-    wanted = re.sub(r"Union\[(.+), \1\]", r"\1", text)  # an array of either library
+    # An array of either library; and one of several types of numbers.
+    wanted = re.sub(r"Union\[([^\[\]]+(?:\[[^\]]*\])?(?:, .+)?)\]", _alternatives, text)
     used = dict.fromkeys(name for name in re.findall(r"\w+", wanted) if name in bound)
     where = ", ".join(f"{name} = {bound[name]}" for name in used)
     where = f" where {where} (bound by {bound_by})" if where else ""
@@ -213,6 +214,11 @@ def _paragraph(subject: str, fault: _Fault, arguments: Mapping[str, Any], bound_
     axes = list(zip(names, sizes, strict=True))
     mends = _mends(fault, axes, passed=bound_by == "earlier arguments")
     return " ".join([f"{subject} is {_came(value)}, wanted {wanted}{where}.", *mends])
+
+
+def _alternatives(union: re.Match[str]) -> str:
+    """Return the different members of a union: `UInt8[batch]`, or `UInt8[batch] | Int32[batch]`."""
+    return " | ".join(dict.fromkeys(re.findall(r"[^,\[\]\s]+(?:\[[^\]]*\])?", union[1])))
 
 
 def _came(value: Any) -> str:

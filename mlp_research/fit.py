@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from mlp_research.checkpoints.checkpoint import Checkpoints
 from mlp_research.config import Config, Execution
 from mlp_research.data.base import Arrays
 from mlp_research.models import Model, summary
-from mlp_research.objectives import Evaluation, Measured
+from mlp_research.objectives import Evaluation
 from mlp_research.programs.base import Program
 from mlp_research.programs.single import Experiment
 from mlp_research.run import EpochClock, Run, mean_of
@@ -166,7 +167,7 @@ def end_epoch(run: Run, state: TrainState, position: int, clock: EpochClock) -> 
     return EpochClock(run, position, saving.seconds())
 
 
-def finite_or_none(numbers: Measured) -> dict[str, float | None]:
+def finite_or_none(numbers: Mapping[str, Any]) -> dict[str, float | None]:
     """Return numbers on the host; one that is not finite, which no line can hold, is None."""
     values = {name: float(value) for name, value in numbers.items()}
     return {name: value if math.isfinite(value) else None for name, value in values.items()}

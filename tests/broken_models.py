@@ -4,6 +4,7 @@ All are small perceptrons for 4 x 4 images and three classes, called as any mode
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,8 @@ import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
 from jax.custom_batching import custom_vmap
+
+from mlp_research.models import BATCH
 
 IMAGE_SHAPE, PIXELS, CLASSES, WIDTH = (4, 4), 16, 3, 32
 random = np.random.default_rng(0)
@@ -286,6 +289,72 @@ class IgnoresItsInput(Sound):
         return super().__call__(0 * image, key=key)
 
 
+class Centred(Sound):
+    """It subtracts a running mean of the images; it keeps every promise of a model with state."""
+
+    mean: eqx.nn.StateIndex
+    inference: bool
+
+    def __init__(self, *, key: Any):
+        super().__init__(key=key)
+        self.mean = eqx.nn.StateIndex(jnp.zeros(PIXELS))
+        self.inference = False
+
+    def __call__(self, image, state, *, key=None):  # pyright: ignore[reportIncompatibleMethodOverride]
+        mean = state.get(self.mean)
+        return super().__call__(image - mean, key=key), self.advanced(image, state)
+
+    def advanced(self, image, state):
+        return state if self.inference else self.moved(jax.lax.pmean(image, BATCH), state)
+
+    def moved(self, image, state):
+        return state.set(self.mean, 0.9 * state.get(self.mean) + 0.1 * image)
+
+
+class LeaksFromEvaluation(Centred):
+    """Its running mean is also of the images that it is evaluated on."""
+
+    def advanced(self, image, state):
+        return self.moved(image, state) if self.inference else super().advanced(image, state)
+
+
+class StateForEachExample(Centred):
+    def advanced(self, image, state):
+        return state if self.inference else self.moved(image, state)
+
+
+class StateNotFinite(Centred):
+    def moved(self, image, state):
+        return super().moved(image / jnp.zeros(()), state)
+
+
+class OneKeyForTwoMasksAmongOthers(Centred):
+    def __call__(self, image, state, *, key=None):
+        return super().__call__(self.dropout(image, key=key), state, key=key)
+
+
+class Spectral(Sound):
+    """A model with state that does not mix the examples of a batch."""
+
+    norm: eqx.nn.SpectralNorm
+
+    def __init__(self, *, key: Any):
+        model_key, norm_key = jr.split(key)
+        super().__init__(key=model_key)
+        self.norm = eqx.nn.SpectralNorm(self.hidden, "weight", key=norm_key)
+        self.hidden: Any = None  # it stands in the norm
+
+    def __call__(self, image, state, *, key=None):  # pyright: ignore[reportIncompatibleMethodOverride]
+        hidden, state = self.norm(image, state)
+        return self.head(self.dropout(jax.nn.relu(hidden), key=key)), state
+
+
+def with_state(model: type[Sound]) -> Callable:
+    """A constructor of (model, state)."""
+    build = eqx.nn.make_with_state(model)
+    return functools.wraps(model, updated=())(lambda *, key: build(key=key))
+
+
 @dataclasses.dataclass(frozen=True)
 class Broken:
     """A constructor, the promise it is made to break, and the others that fall with it."""
@@ -379,4 +448,8 @@ BROKEN = [
     Broken(SharedParameter, "survives_donation"),
     Broken(SeesOnlyTheMean, "learns_32_examples"),
     Broken(IgnoresItsInput, "learns_32_examples", ("has_a_gradient_for_every_parameter",)),
+    Broken(with_state(OneKeyForTwoMasksAmongOthers), "uses_no_key_twice"),
+    Broken(with_state(LeaksFromEvaluation), "changes_no_state_in_inference_mode"),
+    Broken(with_state(StateForEachExample), "has_one_state_for_the_whole_batch"),
+    Broken(with_state(StateNotFinite), "has_one_state_for_the_whole_batch"),
 ]

@@ -19,12 +19,12 @@ import numpy as np
 import pytest
 from jaxtyping import Array, Float, Float32, PyTree, UInt8, jaxtyped
 
-from mlp_research import contracts
+from mlp_research import contracts, shapes
 from mlp_research.base_config import BaseConfig
 from mlp_research.contracts import Checked, ContractError, check, import_under_contracts
 from mlp_research.data.batches import Split
 from mlp_research.errors import ConfigError
-from mlp_research.shapes import Image, Images, Label, Labels, Logits, RandomKey, Scalar
+from mlp_research.shapes import HostOrDevice, Image, Label, Logits, RandomKey, Scalar
 
 contract: Callable[[Any], Any] = jaxtyped(typechecker=check)
 
@@ -55,7 +55,14 @@ class Model(eqx.Module):
 
 
 @contract
-def accuracy(images: Images, labels: Labels) -> Scalar:
+def counted(labels: shapes.Labels) -> int:
+    return len(labels)
+
+
+@contract
+def accuracy(
+    images: UInt8[HostOrDevice, "batch pixels"], labels: UInt8[HostOrDevice, " batch"]
+) -> Scalar:
     return jnp.float32(len(images) + len(labels))
 
 
@@ -134,6 +141,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: accuracy(raw(128, 784), raw(64)),
         "argument `labels` | uint8[64] | UInt8[batch] where batch = 128 (bound by"
         " earlier arguments) | batch is 64 here, 128 there | same rows",
+    ),
+    "labels of rational type": (
+        lambda: counted(floats(128)),
+        "argument `labels` | float32[128] | wanted UInt8[batch] | Int32[batch]",
     ),
     "a legacy key": (
         lambda: dropout(floats(784), jr.PRNGKey(0)),

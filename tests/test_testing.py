@@ -30,7 +30,16 @@ from mlp_research.testing import (
 )
 from mlp_research.testing.promises import check_promises
 from tests import loader_promises
-from tests.broken_models import BROKEN, CLASSES, IMAGE_SHAPE, Broken, Sound
+from tests.broken_models import (
+    BROKEN,
+    CLASSES,
+    IMAGE_SHAPE,
+    Broken,
+    Centred,
+    Sound,
+    Spectral,
+    with_state,
+)
 from tests.broken_parts import (
     BROKEN_OBJECTIVES,
     BROKEN_OPTIMIZERS,
@@ -60,7 +69,13 @@ def broken_promises(check: Callable, *arguments: Any, **options: Any) -> set[str
 # Models
 
 
-@pytest.mark.parametrize("config", own_kinds(ModelConfig).values(), ids=own_kinds(ModelConfig))
+BATCH_STATISTICS: dict[str, Any] = {
+    "mlp with batch norm": lambda: MLPConfig(widths=(32,), normalisation="batch", dropout=0.2)
+}
+MODELS = own_kinds(ModelConfig) | BATCH_STATISTICS
+
+
+@pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
 def test_every_model_of_the_table_keeps_every_promise(config: Any):
     def build(*, key):
         return config().build((14, 14), CLASSES, key=key)
@@ -111,8 +126,12 @@ def test_equinox_own_perceptron_keeps_every_promise():
     check_model(build, image_shape=(28, 28), classes=10)
 
 
-def test_the_sound_model_that_the_broken_ones_are_made_of_is_sound():
-    check_model(Sound, image_shape=IMAGE_SHAPE, classes=CLASSES)
+SOUND_MODELS = [Sound, with_state(Centred), with_state(Spectral)]
+
+
+@pytest.mark.parametrize("build", SOUND_MODELS, ids=["stateless", "centred", "spectral"])
+def test_a_sound_model_that_the_broken_ones_are_made_of_is_sound(build: Any):
+    check_model(build, image_shape=IMAGE_SHAPE, classes=CLASSES)
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.name)

@@ -86,5 +86,5 @@ def gaussian(size: int, sigma: Float[Array, ""] | float) -> Float[Array, "size s
     """Return the matrix that smooths a line of pixels, with nothing beyond its ends."""
     distances = jnp.arange(-8 * size, 8 * size + 1)
     whole = jnp.exp(-0.5 * (distances / sigma) ** 2).sum()
-    apart = jnp.arange(size)[:, None] - jnp.arange(size)
+    apart = jnp.arange(size)[:, None] - jnp.arange(size)[None]
     return jnp.exp(-0.5 * (apart / sigma) ** 2) / whole

@@ -29,7 +29,7 @@ from mlp_research.checkpoints.fingerprint import (
 )
 from mlp_research.errors import Failure
 from mlp_research.shapes import is_shape
-from mlp_research.system import processes
+from mlp_research.system import processes, sharding
 
 KEPT = 2
 """How many of the newest checkpoints are kept, beside the best by validation."""
@@ -165,15 +165,18 @@ class Checkpoints:
         """
         held = self._metadata(step)["fingerprint"]
         paths = [path for path in held if path.startswith(below)]
+        whole = sharding.replicated(sharding.device_mesh())
         wanted = {
-            path: jax.ShapeDtypeStruct(tuple(held[path][1]), jnp.dtype(held[path][0]))
+            path: jax.ShapeDtypeStruct(
+                tuple(held[path][1]), jnp.dtype(held[path][0]), sharding=whole
+            )
             for path in paths
         }
         arrays = self._load(step, wanted, held.keys() - wanted.keys())
         for path in paths:
             if described(arrays[path]) != held[path]:
                 raise DamagedError(step, f"the content of {path} has changed since it was saved")
-        return {path.removeprefix(below): np.asarray(arrays[path]) for path in paths}
+        return {path.removeprefix(below): processes.on_host(arrays[path]) for path in paths}
 
     def restore(self, step: int, template: State, *, below: str = "") -> tuple[State, dict]:
         """Return (state, notes) of a checkpoint, or of the part of the state that lies `below`.

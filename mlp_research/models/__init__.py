@@ -1,5 +1,6 @@
 """The models: one file for each architecture, known by their kinds."""
 
+from mlp_research.models.base import BatchNorm as BatchNorm
 from mlp_research.models.base import Model as Model
 from mlp_research.models.base import ModelConfig as ModelConfig
 from mlp_research.models.mixer import Mixer as Mixer

@@ -62,9 +62,42 @@ def norm_layer(kind: Normalisation, size: int) -> Norm:
             return eqx.nn.RMSNorm(size, use_bias=False)
 
 
-def batch_norm(size: int) -> eqx.nn.BatchNorm:
-    """Return batch normalisation (Ioffe and Szegedy 2015); its running means keep 0.9 a step."""
-    return eqx.nn.BatchNorm(size, axis_name=BATCH, mode="batch", momentum=0.9)
+class BatchNorm(eqx.nn.StatefulLayer):
+    """Batch normalisation (Ioffe and Szegedy 2015), over the global batch.
+
+    In training by mean and variance of the batch, in evaluation by their running means. Written so
+    that XLA rounds it alike in each program, which `eqx.nn.BatchNorm` is not: with that, members on
+    several CPU devices are their single runs to rounding only.
+    """
+
+    weight: Float[Array, " size"]
+    bias: Float[Array, " size"]
+    running: eqx.nn.StateIndex
+    """Running mean and variance."""
+    momentum: float
+    """What they keep in each step."""
+    epsilon: float
+    inference: bool
+
+    def __init__(self, size: int, *, momentum: float = 0.9, epsilon: float = 1e-5):
+        self.weight, self.bias = jnp.ones(size), jnp.zeros(size)
+        self.running = eqx.nn.StateIndex((jnp.zeros(size), jnp.ones(size)))
+        self.momentum, self.epsilon, self.inference = momentum, epsilon, False
+
+    def __call__(
+        self, x: Float[Array, " size"], state: eqx.nn.State, /
+    ) -> tuple[Float[Array, " size"], eqx.nn.State]:
+        mean, variance = state.get(self.running)
+        centred = x - mean
+        if not self.inference:
+            batch_mean = jax.lax.pmean(x, BATCH)
+            centred = x - batch_mean
+            batch_variance = jax.lax.pmean(jnp.square(centred), BATCH)
+            kept, new = self.momentum, 1 - self.momentum
+            running = kept * mean + new * batch_mean, kept * variance + new * batch_variance
+            state, variance = state.set(self.running, running), batch_variance
+        scale = self.weight * jax.lax.rsqrt(variance + self.epsilon)
+        return centred * scale + self.bias, state
 
 
 class Dense(eqx.nn.Linear):

@@ -13,10 +13,10 @@ from pydantic import Field, PositiveInt
 from mlp_research.models.base import (
     ACTIVATIONS,
     Activation,
+    BatchNorm,
     ModelConfig,
     Norm,
     Normalisation,
-    batch_norm,
     he_linear,
     layer_keys,
     norm_layer,
@@ -58,7 +58,7 @@ class MLP(eqx.Module):
 class BatchNormMLP(MLP):
     """The multilayer perceptron with batch normalisation (Ioffe and Szegedy 2015)."""
 
-    norms: tuple[eqx.nn.BatchNorm, ...]
+    norms: tuple[BatchNorm, ...]
 
     def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
@@ -96,7 +96,7 @@ class MLPConfig(ModelConfig, frozen=True):
         self, image_shape: tuple[int, ...], classes: int, *, key: RandomKey
     ) -> MLP | tuple[BatchNormMLP, eqx.nn.State]:
         if self.normalisation == "batch":
-            norms = [batch_norm(width) for width in self.widths]
+            norms = [BatchNorm(width) for width in self.widths]
             make = eqx.nn.make_with_state(BatchNormMLP)
         else:
             norms = [norm_layer(self.normalisation, width) for width in self.widths]

@@ -15,7 +15,7 @@ from mlp_research.prng import example_keys
 from mlp_research.shapes import RandomKey, RandomKeys, ScaledImages, is_trained
 
 BATCH = "batch"
-"""Name of the axis of a batch's examples: the `axis_name` of `eqx.nn.BatchNorm`."""
+"""Name of the axis of a batch's examples, over which a layer may take `jax.lax.pmean`."""
 
 
 class Stateful(eqx.Module):

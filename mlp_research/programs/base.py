@@ -15,7 +15,7 @@ from mlp_research.data.datasets import Splits
 from mlp_research.data.inputs import Inputs
 from mlp_research.data.loader import ChunkPlan, Plan
 from mlp_research.models import Model, summary, without_state
-from mlp_research.objectives import Evaluation, Measured
+from mlp_research.objectives import Evaluation
 from mlp_research.optimizers import OptimizerConfig
 from mlp_research.prng import StepKeys, stream_key
 from mlp_research.probes import Probe
@@ -74,7 +74,7 @@ class Program(abc.ABC):
         """Return each run's exact numbers over every row of a split."""
 
     @abc.abstractmethod
-    def probe_each(self, model: Model) -> list[Measured]:
+    def probe_each(self, model: Model) -> list[dict[str, Any]]:
         """Return what the probe measures of each run's model after an epoch."""
 
     @abc.abstractmethod

@@ -181,7 +181,7 @@ class Members(Program):
         batches = [np.asarray(each) for each in self._each(self.predict_step, model, split)]
         return np.concatenate(batches, axis=1)[: len(self.configs), : len(split)]
 
-    def probe_each(self, model: Model) -> list[Measured]:
+    def probe_each(self, model: Model) -> list[dict[str, Any]]:
         rows = sharding.place(self.probed_rows(), sharding.replicated(self.mesh))
         return self.unstack(jax.device_get(self.probe_step(model, self.recipe, rows)))
 

@@ -137,8 +137,12 @@ class Experiment(Program):
         return self.initial_state(self.recipe, stream_keys(self.config))
 
     def template(self) -> TrainState:
-        keys = stream_keys(self.config)
-        shapes = eqx.filter_eval_shape(self.initial_state, self.recipe, keys)
+        def begun(recipe: Recipe, keys: Keys) -> TrainState:
+            # Without the start, which changes no shape: what it reads may be gone by now.
+            built = recipe.model.build(self.data.image_shape, self.data.classes, key=keys.model)
+            return init_state(whole(built), recipe, keys=keys.steps)
+
+        shapes = eqx.filter_eval_shape(begun, self.recipe, stream_keys(self.config))
         return sharding.template(self.mesh, shapes)
 
     def model_template(self) -> Model:
@@ -172,7 +176,7 @@ class Experiment(Program):
     def evaluate_each(self, model: Model, split: Split) -> list[Evaluation]:
         return [self.evaluate(model, split)]
 
-    def probe_each(self, model: Model) -> list[Measured]:
+    def probe_each(self, model: Model) -> list[dict[str, Any]]:
         return [self.probe_step(model, self.recipe, self.probed_rows())]
 
     def evaluated(self, state: TrainState) -> Model:

@@ -32,6 +32,11 @@ class Start(Part, abc.ABC, frozen=True):
         """
         return after
 
+    @property
+    def is_gone(self) -> bool:
+        """True where what the start reads is no longer there; a run that was begun can go on."""
+        return False
+
     def identified(self) -> "Start":
         """Return the start with the checksum of whatever it reads, to stand in config.json.
 

@@ -54,9 +54,13 @@ class RunStart(Start, frozen=True):
         kept = {path: jnp.asarray(source[path]) for path in taken}
         return _with_arrays(model, kept)
 
+    @property
+    def is_gone(self) -> bool:
+        return self.crc32 is not None and not Path(self.run_dir, "checkpoints").is_dir()
+
     def identified(self) -> "Start":
-        if self.crc32 is not None and not Path(self.run_dir, "checkpoints").is_dir():
-            return self  # the run that was begun from it can go on without it
+        if self.is_gone:
+            return self
         return self.model_copy(update={"crc32": self._checked(self._arrays())})
 
     def _checked(self, source: Arrays) -> int:

@@ -3,11 +3,8 @@
 Outputs, transformations, dropout keys, initialisation, gradients.
 """
 
-import dataclasses
-import functools
 import warnings
 from collections.abc import Callable
-from math import prod
 from typing import Any
 
 import equinox as eqx
@@ -15,112 +12,38 @@ import jax
 import jax.numpy as jnp
 import jax.random as jr
 import numpy as np
-from jaxtyping import Array, Float, Float32, Int32, PyTree
+from jaxtyping import Array
 
+from mlp_research.models import Stateful, parameters_of, without_state
 from mlp_research.objectives import cross_entropy
-from mlp_research.shapes import HostOrDevice
 from mlp_research.testing.promises import (
     Fault,
+    bits_differ,
     compiled_quickly,
     differs,
     named_arrays,
+    named_parameters,
     not_finite,
-    parameters_of,
     short,
     trees_differ,
 )
+from mlp_research.testing.subject import (
+    DRAWS,
+    EXAMPLES,
+    ModelUnderTest,
+    batch_gradients,
+    batch_logits,
+    call,
+)
 
-EXAMPLES = 32
-DRAWS = 8
-"""Dropout keys that are tried on one image."""
 LOGITS_BAND = (0.01, 10.0)
 """Standard deviation of the first logits: wide, as initialisations differ."""
-MEAN = np.full(EXAMPLES, 1 / EXAMPLES, np.float32)
-"""Weights of a batch's losses."""
-
-Keys = Any
-Examples = tuple[Array, Array, Keys]
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelUnderTest:
-    """A way to build a model, and what several promises look at."""
-
-    build: Callable[..., Any]
-    image_shape: tuple[int, int]
-    classes: int
-
-    @functools.cached_property
-    def model(self) -> Any:
-        return self.build(key=jr.key(0))
-
-    @functools.cached_property
-    def inference_model(self) -> Any:
-        return eqx.nn.inference_mode(self.model)
-
-    @property
-    def pixels(self) -> int:
-        return prod(self.image_shape)
-
-    @functools.cached_property
-    def images(self) -> Float[Array, "examples pixels"]:
-        return jr.normal(jr.key(1), (EXAMPLES, self.pixels))
-
-    @functools.cached_property
-    def labels(self) -> Int32[Array, " examples"]:
-        return jr.randint(jr.key(2), (EXAMPLES,), 0, self.classes)
-
-    @functools.cached_property
-    def keys(self) -> Keys:
-        return jr.split(jr.key(3), EXAMPLES)
-
-    @property
-    def examples(self) -> Examples:
-        return self.images, self.labels, self.keys
-
-    @functools.cached_property
-    def logits(self) -> np.ndarray:
-        """One plain call in training mode."""
-        return np.asarray(self.model(self.images[0], key=self.keys[0]))
-
-    @functools.cached_property
-    def draws(self) -> np.ndarray:
-        """Plain calls in training mode on one image with several keys."""
-        calls = [self.model(self.images[0], key=key) for key in self.keys[:DRAWS]]
-        return np.stack([np.asarray(logits) for logits in calls])
-
-    @property
-    def is_random(self) -> bool:
-        return bool(np.ptp(self.draws, axis=0).any())
-
-    @functools.cached_property
-    def inference_logits(self) -> np.ndarray:
-        return np.asarray(batch_logits(self.inference_model, self.images, self.keys))
-
-    @functools.cached_property
-    def gradients(self) -> PyTree:
-        """The gradient of the mean loss of a batch, as in training."""
-        return batch_gradients(self.model, self.examples, MEAN)
-
-
-@compiled_quickly
-def batch_logits(model: Any, images: Array, keys: Keys) -> Array:
-    return eqx.filter_vmap(_call, in_axes=(None, 0, 0))(model, images, keys)
-
-
-@compiled_quickly
-@eqx.filter_grad
-def batch_gradients(
-    model: Any, examples: Examples, weights: Float32[HostOrDevice, " examples"]
-) -> Array:
-    """The gradient of a weighted sum of losses."""
-    losses = eqx.filter_vmap(_loss, in_axes=(None, 0, 0, 0))(model, *examples)
-    return weights @ losses
 
 
 def can_be_built(test: ModelUnderTest) -> Fault:
     """`build(key=key)` returns a callable model. Without this the others are not looked at."""
-    return None if callable(test.model) else f"{type(test.model).__name__} cannot be called"
+    model = without_state(test.built)
+    return None if callable(model) else f"{type(model).__name__} cannot be called"
 
 
 def gives_one_float32_logit_for_each_class(test: ModelUnderTest) -> Fault:
@@ -129,13 +52,15 @@ def gives_one_float32_logit_for_each_class(test: ModelUnderTest) -> Fault:
 
 
 def works_under_jit(test: ModelUnderTest) -> Fault:
-    logits = compiled_quickly(_call)(test.model, test.images[0], test.keys[0])
+    arguments = test.images[0], test.keys[0], test.companions
+    logits = compiled_quickly(call)(test.model, *arguments)
     return differs("compiled", logits, "plain", test.logits)
 
 
 def works_under_vmap(test: ModelUnderTest) -> Fault:
+    """A row of a batch is as alone, but in a model that mixes the examples of a batch."""
     rows = batch_logits(test.model, test.images, test.keys)
-    for row in (0, 1):
+    for row in () if test.mixes else (0, 1):
         alone = test.model(test.images[row], key=test.keys[row])
         fault = differs(f"in row {row} of a batch", rows[row], "alone", alone)
         if fault:
@@ -145,13 +70,18 @@ def works_under_vmap(test: ModelUnderTest) -> Fault:
 
 def works_under_grad(test: ModelUnderTest) -> Fault:
     """By shapes alone; that it is finite is asked below."""
-    example = test.images[0], test.labels[0], test.keys[0]
+    example = test.images[0], test.labels[0], test.keys[0], test.companions
     eqx.filter_eval_shape(eqx.filter_grad(_loss), test.model, *example)
     return None
 
 
 def works_under_all_together(test: ModelUnderTest) -> Fault:
-    """Compiled, batched and differentiated, an example's gradient is its own."""
+    """Compiled, batched and differentiated, an example's gradient is its own.
+
+    Not asked of a model that mixes the examples of a batch.
+    """
+    if test.mixes:
+        return None
     first = np.eye(1, EXAMPLES, dtype=np.float32)[0]
     images, labels, keys = test.examples
     others = images.at[1:].set(0), labels.at[1:].set(0), keys
@@ -165,7 +95,7 @@ def works_under_all_together(test: ModelUnderTest) -> Fault:
 
 def trains_jax_arrays_and_nothing_else(test: ModelUnderTest) -> Fault:
     """Parameters are floating-point JAX arrays, and none is hidden in a static field."""
-    parameters = named_arrays(eqx.filter(test.model, eqx.is_inexact_array))
+    parameters = named_arrays(without_state(parameters_of(test.built)))
     if not parameters:
         return "it has no parameter: no floating-point array among its leaves"
     for path, leaf in parameters.items():
@@ -181,14 +111,16 @@ def trains_jax_arrays_and_nothing_else(test: ModelUnderTest) -> Fault:
 
 
 def repeats_its_output_for_the_same_key(test: ModelUnderTest) -> Fault:
-    again = np.asarray(test.model(test.images[0], key=test.keys[0]))
+    again = np.asarray(test.call(test.model, test.images[0], test.keys[0]))
     if not np.array_equal(test.logits, again):
         return f"two calls with one key gave {short(test.logits)} and {short(again)}"
     return None
 
 
 def draws_another_mask_for_another_key(test: ModelUnderTest) -> Fault:
-    """Asked only of a model whose training mode differs from its inference mode."""
+    """Asked only of a model without state whose training differs from its inference mode."""
+    if isinstance(test.built, Stateful):  # whose statistics may be all that differs
+        return None
     inference = np.asarray(test.inference_model(test.images[0], key=test.keys[0]))
     if differs("", test.draws[0], "", inference) and not test.is_random:
         return f"training differs from inference, but {DRAWS} keys gave the same output"
@@ -209,7 +141,7 @@ def refuses_a_missing_key(test: ModelUnderTest) -> Fault:
     if not test.is_random:
         return None
     try:
-        test.model(test.images[0])
+        test.call(test.model, test.images[0])
     except Exception:
         return None
     return "in training mode the output depends on the key, but a call without one is accepted"
@@ -217,17 +149,16 @@ def refuses_a_missing_key(test: ModelUnderTest) -> Fault:
 
 def uses_no_key_twice(test: ModelUnderTest) -> Fault:
     """Neither in the constructor nor in one call that is not batched; JAX's own check sees it."""
-    image, model = test.images[0], test.model
-    reused = _key_reuse(lambda key: test.build(key=key), jr.key(0))
+    reused = _key_reuse(lambda key: test.made(key=key), jr.key(0))
     if reused:
         return f"in the constructor: {reused}"
-    reused = _key_reuse(lambda key: model(image, key=key), jr.key(3))
+    reused = _key_reuse(lambda key: test.call(test.model, test.images[0], key), jr.key(3))
     return f"in a call: {reused}" if reused else None
 
 
 def starts_elsewhere_for_another_key(test: ModelUnderTest) -> Fault:
     """Some parameter differs, and none that looks random is the same for two keys."""
-    one, other = (parameters_of(test.build(key=jr.key(seed))) for seed in (0, 1))
+    one, other = (named_parameters(test.made(key=jr.key(seed))) for seed in (0, 1))
     same = [path for path, leaf in one.items() if np.array_equal(leaf, other[path])]
     random = [path for path in same if len(np.unique(one[path])) > max(2, one[path].size // 2)]
     if random:
@@ -236,7 +167,7 @@ def starts_elsewhere_for_another_key(test: ModelUnderTest) -> Fault:
 
 
 def starts_finite(test: ModelUnderTest) -> Fault:
-    return not_finite("parameter", eqx.filter(test.model, eqx.is_inexact_array))
+    return not_finite("parameter", without_state(parameters_of(test.built)))
 
 
 def starts_with_moderate_logits(test: ModelUnderTest) -> Fault:
@@ -272,12 +203,23 @@ def refuses_a_wrong_image_shape(test: ModelUnderTest) -> Fault:
     return None
 
 
-def _loss(model: Any, image: Array, label: Array, key: Array) -> Array:
-    return cross_entropy(model(image, key=key), label, jnp.float32(0))
+def changes_no_state_in_inference_mode(test: ModelUnderTest) -> Fault:
+    """A call after `eqx.nn.inference_mode` returns the state that it was given, to the bit."""
+    model = test.inference_model
+    if not isinstance(model, Stateful):
+        return None
+    _, after = model.call(test.images[0], None)
+    fault = bits_differ(model.state, after)
+    return f"a call in inference mode changed the state: {fault}" if fault else None
 
 
-def _call(model: Any, image: Array, key: Array) -> Array:
-    return model(image, key=key)
+def has_one_state_for_the_whole_batch(test: ModelUnderTest) -> Fault:
+    """The state after a batch is one for all its examples, finite, and like the one before."""
+    return test.state_fault
+
+
+def _loss(model: Any, image: Array, label: Array, key: Array, companions: Array | None) -> Array:
+    return cross_entropy(call(model, image, key, companions), label, jnp.float32(0))
 
 
 def _key_reuse(function: Callable[[Array], Any], key: Array) -> Fault:

@@ -17,7 +17,7 @@ from jaxtyping import Array, PyTree
 from mlp_research.config import Config
 from mlp_research.data.batches import Batch, MaskedBatch
 from mlp_research.data.inputs import Inputs, scaled
-from mlp_research.models import MLP, MLPConfig
+from mlp_research.models import MLP, MLPConfig, whole
 from mlp_research.objectives import Objective, Sums, summed
 from mlp_research.optimizers import SGDConfig
 from mlp_research.parts import blaming
@@ -69,7 +69,7 @@ class ObjectiveUnderTest:
 
     @functools.cached_property
     def model(self) -> MLP:
-        return MODEL.build(IMAGE_SHAPE, CLASSES, key=jr.key(0))
+        return whole(MODEL.build(IMAGE_SHAPE, CLASSES, key=jr.key(0)))
 
     def model_with_logits(self, size: float) -> MLP:
         """Return the model with its logits made this large; 0 makes them equal."""

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from mlp_research.errors import ConfigError
+from mlp_research.models import parameters_of, without_state
 
 Fault = str | None
 """What is wrong, in words, or None where the promise is kept."""
@@ -90,9 +91,9 @@ def _readable(leaf: Any) -> Any:
     return jr.key_data(leaf) if is_key else leaf
 
 
-def parameters_of(tree: PyTree) -> dict[str, np.ndarray]:
-    """The floating-point arrays of a pytree by their paths, on the host."""
-    arrays = named_arrays(eqx.filter(tree, eqx.is_inexact_array))
+def named_parameters(model: PyTree) -> dict[str, np.ndarray]:
+    """The parameters of a model by their paths, on the host; its state is none of them."""
+    arrays = named_arrays(without_state(parameters_of(model)))
     return {path: np.asarray(leaf) for path, leaf in arrays.items()}
 
 

@@ -17,22 +17,23 @@ import optax
 from jaxtyping import PyTree
 
 from mlp_research.checkpoints.checkpoint import Checkpoints
+from mlp_research.models import parameters_of
 from mlp_research.shapes import is_shape
 from mlp_research.system import sharding
-from mlp_research.testing.models import (
-    EXAMPLES,
-    MEAN,
-    ModelUnderTest,
-    batch_gradients,
-    batch_logits,
-)
 from mlp_research.testing.promises import (
     Fault,
     bits_differ,
     compiled_quickly,
     differs,
     named_arrays,
-    parameters_of,
+    named_parameters,
+)
+from mlp_research.testing.subject import (
+    EXAMPLES,
+    MEAN,
+    ModelUnderTest,
+    batch_gradients,
+    batch_logits,
 )
 
 LEARNING_STEPS = 1000
@@ -46,32 +47,32 @@ def can_be_taken_apart(test: ModelUnderTest) -> Fault:
     rebuilt = jax.tree.unflatten(structure, leaves)
     if jax.tree.structure(rebuilt) != structure:
         return "flattened and unflattened, its structure is another"
-    logits = rebuilt(test.images[0], key=test.keys[0])
+    logits = test.call(rebuilt, test.images[0], test.keys[0])
     fault = differs("flattened and unflattened", logits, "as built", test.logits)
     if fault:
         return fault
-    before = parameters_of(test.model)
+    before = named_parameters(test.model)
     path, value = next(iter(before.items()))
     index = [eqx.is_inexact_array(leaf) for leaf in leaves].index(True)
     replaced = eqx.tree_at(lambda model: jax.tree.leaves(model)[index], test.model, value + 1)
-    after = parameters_of(replaced)
+    after = named_parameters(replaced)
     changed = [path for path in before if not np.array_equal(before[path], after[path])]
     return None if changed == [path] else f"tree_at on {path} changed {changed}"
 
 
 def builds_without_allocating(test: ModelUnderTest) -> Fault:
     """`eqx.filter_eval_shape` of the constructor gives the shapes of the model."""
-    abstract = eqx.filter_eval_shape(test.build, key=jr.key(0))
+    abstract = eqx.filter_eval_shape(test.made, key=jr.key(0))
     shapes = {path: leaf.shape for path, leaf in _shapes(abstract).items()}
-    real = {path: leaf.shape for path, leaf in named_arrays(test.model).items()}
+    real = {path: leaf.shape for path, leaf in named_arrays(test.built).items()}
     return None if shapes == real else f"by shapes alone it is {shapes}, but really {real}"
 
 
 def builds_many_at_once(test: ModelUnderTest) -> Fault:
     """`eqx.filter_vmap` of the constructor over keys stacks models; here by shapes alone."""
     keys = jr.split(jr.key(0), 2)
-    many = _shapes(eqx.filter_eval_shape(eqx.filter_vmap(lambda key: test.build(key=key)), keys))
-    for path, leaf in named_arrays(test.model).items():
+    many = _shapes(eqx.filter_eval_shape(eqx.filter_vmap(lambda key: test.made(key=key)), keys))
+    for path, leaf in named_arrays(test.built).items():
         if many[path].shape != (2, *leaf.shape):
             return f"{path} of two models is {many[path].shape}, wanted {(2, *leaf.shape)}"
     return None
@@ -90,7 +91,7 @@ def saves_and_restores(test: ModelUnderTest) -> Fault:
     fault = bits_differ(test.model, restored)
     if fault:
         return f"restored, {fault}"
-    logits = restored(test.images[0], key=test.keys[0])
+    logits = test.call(restored, test.images[0], test.keys[0])
     return differs("restored", logits, "as saved", test.logits)
 
 
@@ -98,7 +99,7 @@ def compiles_once(test: ModelUnderTest) -> Fault:
     """One program serves another model and what an update makes of a model."""
     once = eqx.debug.assert_max_traces(max_traces=1)(_nudge)
     update = compiled_quickly(once)
-    models = {"the first": test.build(key=jr.key(0)), "another": test.build(key=jr.key(1))}
+    models = {"the first": test.made(key=jr.key(0)), "another": test.made(key=jr.key(1))}
     models["an updated"] = update(models["the first"])
     for name, model in models.items():
         try:
@@ -112,20 +113,19 @@ def compiles_once(test: ModelUnderTest) -> Fault:
 def survives_donation(test: ModelUnderTest) -> Fault:
     """A program may overwrite the model it is given, as nothing else holds its arrays."""
     update = compiled_quickly(_nudge, donate="all")
-    update(update(test.build(key=jr.key(0))))
-    model = update(update(test.build(key=jr.key(0))))
-    model(test.images[0], key=test.keys[0])
+    update(update(test.made(key=jr.key(0))))
+    model = update(update(test.made(key=jr.key(0))))
+    test.call(model, test.images[0], test.keys[0])
     return None
 
 
 def learns_32_examples(test: ModelUnderTest) -> Fault:
     """Adam brings it to 100 % on random images with random labels."""
     images, labels, keys = test.examples
-    parameters, rest = eqx.partition(test.model, eqx.is_inexact_array)
-    leaves, structure = jax.tree.flatten(parameters)
-    state, correct = optax.adam(LEARNING_RATE).init(leaves), 0
+    model, correct = test.model, 0
+    leaves, structure = jax.tree.flatten(parameters_of(model))
+    state = optax.adam(LEARNING_RATE).init(leaves)
     for step in range(LEARNING_STEPS):
-        model = eqx.combine(jax.tree.unflatten(structure, leaves), rest)
         if step % 20 == 0:
             logits = batch_logits(eqx.nn.inference_mode(model), images, keys)
             correct = int((logits.argmax(-1) == labels).sum())
@@ -134,6 +134,8 @@ def learns_32_examples(test: ModelUnderTest) -> Fault:
         step_keys = jax.vmap(jr.fold_in, in_axes=(0, None))(keys, step)
         gradients = batch_gradients(model, (images, labels, step_keys), MEAN)
         leaves, state = _adam_step(leaves, jax.tree.leaves(gradients), state)
+        after = model if test.state_fault else test.after_a_batch(model, jr.fold_in(keys[0], step))
+        model = eqx.combine(jax.tree.unflatten(structure, leaves), after)
     few = test.pixels < EXAMPLES
     hint = f". If it is linear in its {test.pixels} pixels it cannot: {WITHOUT}" if few else ""
     return f"after {LEARNING_STEPS} steps of Adam {correct} of {EXAMPLES} are right{hint}"
@@ -141,7 +143,7 @@ def learns_32_examples(test: ModelUnderTest) -> Fault:
 
 def _nudge(model: Any) -> Any:
     """An update as an optimizer's, but cheap to compile."""
-    parameters = eqx.filter(model, eqx.is_inexact_array)
+    parameters = parameters_of(model)
     updates = jax.tree.map(lambda leaf: jnp.full(leaf.shape, 1e-3, leaf.dtype), parameters)
     return eqx.apply_updates(model, updates)
 

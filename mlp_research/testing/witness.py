@@ -17,7 +17,7 @@ from mlp_research import step
 from mlp_research.config import Config
 from mlp_research.data.batches import Batch
 from mlp_research.data.inputs import Inputs
-from mlp_research.models import MLPConfig
+from mlp_research.models import MLPConfig, whole
 from mlp_research.optimizers import OptimizerConfig, Rate
 from mlp_research.optimizers.schedules import ConstantConfig
 from mlp_research.prng import StepKeys
@@ -106,7 +106,7 @@ class OptimizerUnderTest:
 
     def state(self, recipe: Recipe) -> TrainState:
         """Return the state of a small model where the schedule is at its peak."""
-        network = MODEL.build(IMAGE_SHAPE, CLASSES, key=jr.key(0))
+        network = whole(MODEL.build(IMAGE_SHAPE, CLASSES, key=jr.key(0)))
         state = init_state(network, recipe, keys=StepKeys(jr.key(1), jr.key(1)))
         return eqx.tree_at(lambda state: state.step, state, jnp.int32(self.factors.argmax()))
 
@@ -122,7 +122,7 @@ class OptimizerUnderTest:
 
     @functools.cached_property
     def parameters(self) -> PyTree:
-        network = MODEL.build(IMAGE_SHAPE, CLASSES, key=jr.key(0))
+        network = whole(MODEL.build(IMAGE_SHAPE, CLASSES, key=jr.key(0)))
         return eqx.filter(network, eqx.is_inexact_array)
 
     @functools.cached_property
