@@ -115,5 +115,5 @@ class EpochClock:
 
 def mean_of(rows: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
     """Return the mean over members of each named number, without those that no member has."""
-    known = {name: [row[name] for row in rows if row[name] is not None] for name in rows[0]}
+    known = {name: [value for row in rows if (value := row[name]) is not None] for name in rows[0]}
     return {name: float(np.mean(values)) for name, values in known.items() if values}

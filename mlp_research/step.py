@@ -131,15 +131,18 @@ def train_step(state: TrainState, recipe: Recipe, batch: Batch) -> tuple[TrainSt
     )
     updated = recipe.start.constrain(parameters, eqx.apply_updates(parameters, updates))
     model = with_model(advanced(state.model, images, key=key), eqx.combine(updated, network))
+    # Compiled apart: to be looked at must not change the bits.
+    looked_at = jax.lax.optimization_barrier((parameters, updated))
+    probed: Any = recipe.probes.measure_step(*looked_at)
+    further: Any = {name: total for name, total in measured.items() if name != "correct"}
     metrics = StepMetrics(
         loss=loss,
         correct=measured["correct"],
         gradient_norm=norm,
         clipped=clipped,
         learning_rate=rate,
-        measured={name: total for name, total in measured.items() if name != "correct"},
-        # Compiled apart: to be looked at must not change the bits.
-        probed=recipe.probes.measure_step(*jax.lax.optimization_barrier((parameters, updated))),
+        measured=further,
+        probed=probed,
     )
     return TrainState(model, optimizer_state, state.step + 1, state.keys), metrics
 

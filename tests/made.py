@@ -63,15 +63,16 @@ def small_execution(data_dir: Path, **fields: Any) -> Execution:
     return Execution(**(defaults | fields))
 
 
-def initial_state(experiment: Experiment) -> TrainState:
+def initial_state(experiment: Experiment) -> Any:
     return eqx.filter_jit(experiment.init)()
 
 
 def train_through(
     experiment: Experiment, state: TrainState | None = None
-) -> tuple[TrainState, dict[str, np.ndarray]]:
+) -> tuple[Any, dict[str, np.ndarray]]:
     """The state after the whole plan, and each metric of every step."""
     state = initial_state(experiment) if state is None else state
+    assert state is not None
     position = int(state.step)
     plan, collected = experiment.chunk_plan(position), []
     for index, chunk in enumerate(experiment.chunks(position)):
@@ -143,7 +144,7 @@ def _report(image: np.ndarray, mask: np.ndarray) -> None:
 class WitnessConfig(ModelConfig, frozen=True):
     kind: Literal["witness"] = "witness"
 
-    def build(self, image_shape: tuple[int, int], classes: int, *, key: Array) -> Witness:
+    def build(self, image_shape: tuple[int, ...], classes: int, *, key: Array) -> Witness:
         pixels = image_shape[0] * image_shape[1]
         return Witness(eqx.nn.Linear(pixels, classes, key=key), eqx.nn.Dropout(0.5))
 

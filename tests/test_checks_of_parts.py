@@ -27,20 +27,22 @@ from mlp_research.testing import (
 from tests.broken_kinds import (
     BROKEN_AUGMENTATIONS,
     BROKEN_DATA,
-    BROKEN_PROBES,
-    BROKEN_STARTS,
     Cropped,
     Dimmed,
     Dots,
     Inverted,
     LabelOutsideTheClasses,
+)
+from tests.broken_parts import named
+from tests.broken_starts import (
+    BROKEN_PROBES,
+    BROKEN_STARTS,
     Looks,
     LooksInAStep,
     LosesAUnit,
     Noisy,
     Trains,
 )
-from tests.broken_parts import named
 from tests.made import own_kinds
 from tests.test_testing import broken_promises
 
@@ -177,7 +179,7 @@ def test_an_array_of_another_shape_is_named_with_the_hook_and_its_file():
     with pytest.raises(ContractBroken) as caught:
         check_start(LosesAUnit)
     (explanation,) = caught.value.broken.values()
-    assert "prepare of 'loses-a-unit' (broken_kinds.py:" in explanation
+    assert "prepare of 'loses-a-unit' (broken_starts.py:" in explanation
     assert "float32[3] at layers[0].bias, wanted float32[4]" in explanation
 
 

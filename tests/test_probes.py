@@ -1,5 +1,7 @@
 """Probes measure what they say, change nothing, and stand in every record of a run."""
 
+# pyright: reportIncompatibleVariableOverride=false
+
 import json
 from pathlib import Path
 from typing import Any, Literal
@@ -82,7 +84,8 @@ def test_the_update_ratio_is_that_of_each_step(data_dir: Path):
     run = Experiment.of(config, small_execution(data_dir, steps_per_call=1))
     before = initial_state(run)
     weights = [np.asarray(layer.weight, np.float64) for layer in before.model.layers]
-    after, metrics = run.train_steps(before, run.recipe, next(run.chunks(0)))
+    stepped: Any = run.train_steps(before, run.recipe, next(run.chunks(0)))
+    after, metrics = stepped
     for index, (old, layer) in enumerate(zip(weights, after.model.layers, strict=True)):
         change = np.asarray(layer.weight, np.float64) - old
         wanted = np.linalg.norm(change) / np.linalg.norm(old)

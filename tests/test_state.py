@@ -55,7 +55,8 @@ def test_running_statistics_are_those_of_the_global_batch(devices: int, data_dir
     batch, layer = first_batch(run), before.model.model.layers[0]
     weight, bias = (np.asarray(leaf, np.float64) for leaf in (layer.weight, layer.bias))
     hidden = np.asarray(scaled(batch.images), np.float64) @ weight.T + bias
-    state, _ = run.train_steps(before, run.recipe, next(run.chunks(0)))
+    stepped: Any = run.train_steps(before, run.recipe, next(run.chunks(0)))
+    state = stepped[0]
     mean, variance = state.model.state.get(state.model.model.norms[0].running)
     np.testing.assert_allclose(mean, 0.1 * hidden.mean(axis=0), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(variance, 0.9 + 0.1 * hidden.var(axis=0), rtol=1e-5, atol=1e-6)
@@ -159,7 +160,7 @@ def test_spectral_norm_advances_and_has_gradients_of_single_examples():
     )
     assert_bitwise(after.model, model.model)
     raw = np.random.default_rng(0).integers(0, 256, (8, 6)).astype(np.uint8)
-    assert np.isfinite(per_example_norms(model, Batch(raw, np.uint8(labels)))).all()
+    assert np.isfinite(per_example_norms(model, Batch(raw, np.asarray(labels, np.uint8)))).all()
 
 
 def test_the_description_names_the_norms_and_counts_what_is_trained(data_dir: Path):

@@ -52,11 +52,11 @@ def inputs_of(train: Split, image_shape: tuple[int, ...], normalize: bool) -> In
     """
     if not normalize:
         return Inputs(image_shape)
-    mean = np.sum([each.sum(axis=0) for each in _pieces(train)], axis=0) / len(train)
-    squares = np.sum([((each - mean) ** 2).sum(axis=0) for each in _pieces(train)], axis=0)
+    mean = np.asarray(sum(each.sum(axis=0) for each in _pieces(train))) / len(train)
+    squares = np.asarray(sum(((each - mean) ** 2).sum(axis=0) for each in _pieces(train)))
     deviation = np.sqrt(squares / len(train))
     varied = np.where(deviation > 0, deviation, 1)
-    return Inputs(image_shape, np.float32(mean), np.float32(varied))
+    return Inputs(image_shape, mean.astype(np.float32), varied.astype(np.float32))
 
 
 def _pieces(train: Split) -> Iterator[np.ndarray]:

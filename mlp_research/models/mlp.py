@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from itertools import pairwise
 from math import prod
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import equinox as eqx
 import jax.random as jr
@@ -16,7 +16,6 @@ from mlp_research.models.base import (
     BatchNorm,
     ModelConfig,
     Norm,
-    Normalisation,
     he_linear,
     layer_keys,
     norm_layer,
@@ -31,7 +30,7 @@ class MLP(eqx.Module):
     """
 
     layers: tuple[eqx.nn.Linear, ...]
-    norms: tuple[Norm, ...]
+    norms: tuple[Norm | BatchNorm, ...]
     dropout: eqx.nn.Dropout
     input_dropout: eqx.nn.Dropout
     activation: Callable[[Array], Array] = eqx.field(static=True)
@@ -51,14 +50,13 @@ class MLP(eqx.Module):
         *hidden_keys, image_key = layer_keys(key, len(self.layers))
         hidden = self.input_dropout(image, key=image_key)
         for layer, norm, layer_key in zip(hidden_layers, self.norms, hidden_keys, strict=True):
+            assert not isinstance(norm, BatchNorm)
             hidden = self.dropout(self.activation(norm(layer(hidden))), key=layer_key)
         return last(hidden)
 
 
 class BatchNormMLP(MLP):
     """The multilayer perceptron with batch normalisation (Ioffe and Szegedy 2015)."""
-
-    norms: tuple[BatchNorm, ...]
 
     def __call__(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
@@ -72,6 +70,7 @@ class BatchNormMLP(MLP):
         *hidden_keys, image_key = layer_keys(key, len(self.layers))
         hidden = self.input_dropout(image, key=image_key)
         for layer, norm, layer_key in zip(hidden_layers, self.norms, hidden_keys, strict=True):
+            assert isinstance(norm, BatchNorm)
             hidden, state = norm(layer(hidden), state)
             hidden = self.dropout(self.activation(hidden), key=layer_key)
         return last(hidden), state
@@ -85,16 +84,15 @@ class MLPConfig(ModelConfig, frozen=True):
     """Hidden widths, one for each hidden layer; none makes softmax regression."""
     activation: Activation = "relu"
     """The nonlinearity after each hidden layer."""
-    normalisation: Normalisation | Literal["batch"] = "none"
+    normalisation: Literal["none", "layer", "rms", "batch"] = "none"
     """Normalisation of each hidden layer before its nonlinearity."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Probability that a hidden unit is dropped in training (Srivastava et al. 2014)."""
     input_dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Probability that a pixel is dropped in training; Srivastava et al. 2014 took 0.2."""
 
-    def build(
-        self, image_shape: tuple[int, ...], classes: int, *, key: RandomKey
-    ) -> MLP | tuple[BatchNormMLP, eqx.nn.State]:
+    def build(self, image_shape: tuple[int, ...], classes: int, *, key: RandomKey) -> Any:
+        """Return an `MLP`; with batch normalisation a `BatchNormMLP` and its state."""
         if self.normalisation == "batch":
             norms = [BatchNorm(width) for width in self.widths]
             make = eqx.nn.make_with_state(BatchNormMLP)

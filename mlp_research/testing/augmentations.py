@@ -88,10 +88,11 @@ def _change(
     return augmentation.batch(images, image_shape, key=step_key(key, jnp.int32(step)))
 
 
-_changed = compiled_quickly(_change)
+# Both optimised, as a run's own program is: rounding may differ only there.
+_changed = eqx.filter_jit(_change)
 
 
-@compiled_quickly
+@eqx.filter_jit
 def _chunk(
     augmentation: Augmentation, images: Images, image_shape: tuple[int, ...], key: Array
 ) -> Float32[Array, "steps batch pixels"]:

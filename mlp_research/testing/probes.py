@@ -97,17 +97,18 @@ def _look(model: Model, recipe: Recipe, batch: Batch) -> dict[str, Measured]:
     }
 
 
-_looked_at = compiled_quickly(_look)
+# Optimised, as a run's own programs are: rounding may differ only there.
+_looked_at = eqx.filter_jit(_look)
 
 
-@compiled_quickly
+@eqx.filter_jit
 def _members(models: Model, recipe: Recipe, batch: Batch) -> dict[str, Measured]:
     """Return what is measured of each of many models, one after the other."""
     arrays, static = eqx.partition(models, eqx.is_array)
     return jax.lax.map(lambda each: _look(eqx.combine(each, static), recipe, batch), arrays)
 
 
-@compiled_quickly
+@eqx.filter_jit
 def _trained(state: TrainState, recipe: Recipe, batch: Batch) -> TrainState:
     return step.train_step(state, recipe, batch)[0]
 

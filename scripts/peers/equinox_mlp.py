@@ -17,6 +17,7 @@ from peer import Code, Weights, sizes_of
 
 from mlp_research import step as steps
 from mlp_research.config import Config
+from mlp_research.data import inputs as inputs_file
 from mlp_research.data.batches import Batch, RowChunk
 from mlp_research.data.inputs import Inputs
 from mlp_research.models import MLP, MLPConfig
@@ -33,9 +34,7 @@ one_step = eqx.filter_jit(steps.train_step)
 def model_of(weights: Weights) -> MLP:
     """The model with these weights; Equinox keeps a weight as [outputs, inputs]."""
     inputs, *widths, classes = sizes_of(weights)
-    model = MLPConfig(widths=tuple(widths)).build(
-        (1, inputs), classes, keys=StepKeys(jr.key(0), jr.key(0))
-    )
+    model = MLPConfig(widths=tuple(widths)).build((1, inputs), classes, key=jr.key(0))
     return eqx.tree_at(
         lambda model: [leaf for layer in model.layers for leaf in (layer.weight, layer.bias)],
         model,
@@ -51,7 +50,8 @@ class EquinoxMLP:
         (mlp_file.__file__, "MLP"),
         (objective_file.__file__, "Objective"),
         (inspect.getfile(CrossEntropy), "CrossEntropy", "cross_entropy"),
-        (steps.__file__, "TrainState", "init_state", "train_step"),
+        (inputs_file.__file__, "scaled", "Inputs"),
+        (steps.__file__, "Recipe", "TrainState", "init_state", "train_step"),
         (steps.__file__, "train_steps", "compile_train_steps"),
     )
 

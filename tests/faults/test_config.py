@@ -223,7 +223,7 @@ def test_every_rejected_value_is_named_with_its_field_and_bound(tally: Tally):
         found = list(rejected(field))
         assert found, f"nothing is refused of {path}"
         for value, words in found:
-            sound = "head" if path[-1] == "freeze" else 3
+            sound = "head" if path[-1] in ("freeze", "leaves") else 3
             text = json.dumps(document_with(path, owner, [sound, value] if is_tuple else value))
             with pytest.raises(ConfigError) as caught:
                 Config.from_json(text)
@@ -245,56 +245,57 @@ FOREIGN = {
     "null": ("null", "must be an object"),
     "a number": ("3", "must be an object"),
     "a long number": ('{"seed": ' + "9" * 10_000 + "}", "10000 digits"),
-    "no format": ("{}", "format is None, but this version of mlp_research reads format 2"),
+    "no format": ("{}", "format is None, but this version of mlp_research reads format 3"),
     "an earlier version's": ('{"train": {"label_smoothing": 0.1}}', "format is None, but this"),
-    "another format": ('{"format": 3}', "format is 3, but this version of mlp_research reads"),
+    "another format": ('{"format": 2}', "format is 2, but this version of mlp_research reads"),
     "a format in words": ('{"format": "2"}', "format is '2', but this version of mlp_research"),
-    "a large number": ('{"format": 2, "seed": ' + "9" * 400 + "}", "seed is 9999"),
+    "a large number": ('{"format": 3, "seed": ' + "9" * 400 + "}", "seed is 9999"),
     "not a number": (
-        '{"format": 2, "optimizer": {"kind": "adam", "b1": NaN}}',
+        '{"format": 3, "optimizer": {"kind": "adam", "b1": NaN}}',
         "optimizer.b1 is nan",
     ),
     "infinity": (
-        '{"format": 2, "optimizer": {"kind": "adam", "b1": -Infinity}}',
+        '{"format": 3, "optimizer": {"kind": "adam", "b1": -Infinity}}',
         "optimizer.b1 is -inf",
     ),
     "an abyss": ("[" * 100_000, "nested"),
     "an abyss of objects": ('{"model": ' * 100_000, "nested"),
-    "self": ('{"format": 2, "self": 1}', "self is not a setting"),
-    "self inside": ('{"format": 2, "train": {"self": 1}}', "train.self is not a setting"),
+    "self": ('{"format": 3, "self": 1}', "self is not a setting"),
+    "self inside": ('{"format": 3, "train": {"self": 1}}', "train.self is not a setting"),
     "self in a kind": (
-        '{"format": 2, "model": {"kind": "mlp", "self": 1}}',
+        '{"format": 3, "model": {"kind": "mlp", "self": 1}}',
         "model.self is not a setting",
     ),
-    "an unknown field": ('{"format": 2, "ensemble": 3}', "ensemble is not a setting"),
+    "an unknown field": ('{"format": 3, "ensemble": 3}', "ensemble is not a setting"),
     "an unknown field inside": (
-        '{"format": 2, "train": {"accumulate": 2}}',
+        '{"format": 3, "train": {"accumulate": 2}}',
         "train.accumulate is not a",
     ),
     "an unknown model": (
-        '{"format": 2, "model": {"kind": "wide"}}',
+        '{"format": 3, "model": {"kind": "wide"}}',
         "model.kind is 'wide': it must be one of",
     ),
-    "an unknown rule": ('{"format": 2, "optimizer": {"kind": "muon"}}', "optimizer.kind is 'muon'"),
+    "an unknown rule": ('{"format": 3, "optimizer": {"kind": "muon"}}', "optimizer.kind is 'muon'"),
     "an unknown objective": (
-        '{"format": 2, "objective": {"kind": "hinge"}}',
+        '{"format": 3, "objective": {"kind": "hinge"}}',
         "objective.kind is 'hinge'",
     ),
-    "an unknown schedule": ('{"format": 2, "schedule": {"kind": "wsd"}}', "schedule.kind is 'wsd'"),
+    "an unknown schedule": ('{"format": 3, "schedule": {"kind": "wsd"}}', "schedule.kind is 'wsd'"),
     "no kind": (
-        '{"format": 2, "model": {"widths": [3]}}',
+        '{"format": 3, "model": {"widths": [3]}}',
         "model.kind is missing: it must be one of",
     ),
-    "a kind that is a list": ('{"format": 2, "model": {"kind": ["mlp"]}}', "model.kind is ['mlp']"),
-    "a field that is null": ('{"format": 2, "train": null}', "train is None"),
+    "a kind that is a list": ('{"format": 3, "model": {"kind": ["mlp"]}}', "model.kind is ['mlp']"),
+    "a field that is null": ('{"format": 3, "train": null}', "train is None"),
     "a model that is null": (
-        '{"format": 2, "model": null}',
+        '{"format": 3, "model": null}',
         "model.kind is missing: it must be one of",
     ),
-    "a model that is a number": ('{"format": 2, "model": 3}', "model.kind is missing"),
-    "a model that is text": ('{"format": 2, "model": "wide"}', "model.kind is 'wide'"),
-    "a field that is a list": ('{"format": 2, "data": []}', "data is []"),
-    "a half character": ('{"format": 2, "model": {"kind": "\\ud800"}}', "model.kind is '\\ud800'"),
+    "a model that is a number": ('{"format": 3, "model": 3}', "model.kind is missing"),
+    "a model that is text": ('{"format": 3, "model": "wide"}', "model.kind is 'wide'"),
+    "a field that is a list": ('{"format": 3, "train": []}', "train is []"),
+    "data that are a list": ('{"format": 3, "data": []}', "data.kind is missing"),
+    "a half character": ('{"format": 3, "model": {"kind": "\\ud800"}}', "model.kind is '\\ud800'"),
 }
 
 

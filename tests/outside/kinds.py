@@ -1,6 +1,7 @@
 """Augmentations, data, starts, a model with state and a probe, as a researcher writes them."""
 
 # pyright: reportIncompatibleVariableOverride=false, reportArgumentType=false
+# pyright: reportAttributeAccessIssue=false
 
 import math
 from typing import Annotated, Literal

@@ -250,7 +250,7 @@ def test_devices_and_calls_see_the_same_augmented_pixels_to_the_bit(kind: str, f
         jax.effects_barrier()
         seen.append(sorted(looks))
     raw = Experiment.of(config, small_execution(folder)).data.train.images
-    unchanged = {image.tobytes() for image in np.float32(raw) / np.float32(255)}
+    unchanged = {image.tobytes() for image in raw.astype(np.float32) / np.float32(255)}
     assert len(seen[0]) == 12 * 16 and len(unchanged & set(seen[0])) < 100
     assert all(others == seen[0] for others in seen[1:])
 
