@@ -31,7 +31,7 @@ class TrainFlags(command_line.RunFlags):
 
 def main(argv: Sequence[str]) -> None:
     preset, flags = command_line.parse(
-        TrainFlags, argv, "Train a model on a folder of IDX files; by default on MNIST."
+        TrainFlags, argv, "Train a model; by default an MLP on MNIST."
     )
     if flags.distributed:
         join(flags)

@@ -51,7 +51,7 @@ class Flags:
     batch_size: int = 128
     """Examples of a step."""
     data_dir: Annotated[Path, tyro.conf.arg(name="data.dir", metavar="PATH")] = DEFAULT_DIRECTORY
-    """Folder with four IDX files."""
+    """Folder of the data."""
     output: Path | None = None
     """The picture; by default transforms.png, with --record docs/transforms.png."""
     record: bool = False

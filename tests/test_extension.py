@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from mlp_research import contracts
+from mlp_research import config, contracts
 from mlp_research.testing import check_model, check_objective, check_optimizer
 from tests import processes
-from tests.made import VALIDATION_ROWS
+from tests.made import VALIDATION_ROWS, own_kinds
 
 README = (processes.ROOT / "README.md").read_text()
 LAB = next(block for block in re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S))
@@ -206,3 +206,11 @@ def test_a_mistake_in_the_file_is_one_message_and_leaves_no_folder(
     assert message.format(last=len(text.splitlines())) in shown, shown
     assert "Traceback" not in shown and len(shown.splitlines()) <= 2
     assert not (folder / "run").exists()
+
+
+def test_the_page_of_parts_has_one_of_each_family():
+    page = (processes.ROOT / "docs" / "parts.md").read_text()
+    for name, family in config.FAMILIES.items():
+        bases = [family, *own_kinds(family).values()]
+        written = [base for base in bases if f"({base.__name__}, frozen=True)" in page]
+        assert written, f"no part of the family {name}"

@@ -73,6 +73,9 @@ OTHER = {
 """What is varied with a part that has no traced number."""
 
 
+OUTSIDE_THE_STEP = ("colours", "table", "scaled", "dead-units")
+
+
 def file_of(kind: str) -> Path:
     """Return the file that defines a part."""
     return LAB if kind in KINDS[: KINDS.index("wobble")] else Path(kinds.__file__)
@@ -149,11 +152,19 @@ def programs_are_forgotten() -> Iterator[None]:
 
 
 def each_kind(*choices: tuple[int, ...]) -> Any:
-    """Parametrize by kind and choice; all but the first choice are long."""
+    """Parametrize by kind and choice; all but the first choice are long.
+
+    Long too are parts that act before the first step or after an epoch: the laws of steps and of
+    devices hold for them as for any run.
+    """
     return pytest.mark.parametrize(
         ("kind", "choice"),
         [
-            pytest.param(kind, choice, marks=[pytest.mark.long] * (choice != choices[0]))
+            pytest.param(
+                kind,
+                choice,
+                marks=[pytest.mark.long] * (choice != choices[0] or kind in OUTSIDE_THE_STEP),
+            )
             for kind in KINDS
             for choice in choices
         ],
