@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mlp_research import step
-from mlp_research.augmentations import Affine, Augmentation
+from mlp_research.augmentations import Affine, Augmentation, Shift
 from mlp_research.data import ArraysConfig, IdxConfig
 from mlp_research.models import MLPConfig
 from mlp_research.probes import Probe
@@ -68,7 +68,7 @@ def test_an_augmentation_that_draws_nothing_keeps_all_but_what_it_is_told_it_can
 
 
 def test_an_augmentation_of_colour_images_keeps_every_promise():
-    check_augmentation(Affine, image_shape=(4, 4, 3))
+    check_augmentation(Shift, image_shape=(4, 4, 3))
 
 
 def test_an_augmentation_that_does_not_fit_the_shape_says_so_itself():
