@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -188,8 +189,8 @@ def test_law_7_bites(break_it: Callable[[Patch], None], data_dir: Path, monkeypa
 def test_law_8_bites(data_dir: Path, monkeypatch: Patch):
     original = datasets.load
 
-    def load(directory: Path, config: datasets.DataConfig) -> datasets.Splits:
-        data = original(directory, config)
+    def load(directory: Path, *config: Any) -> datasets.Splits:
+        data = original(directory, *config)
         rows = Split(
             np.concatenate([data.train.images, data.validation.images]),
             np.concatenate([data.train.labels, data.validation.labels]),

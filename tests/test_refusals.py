@@ -353,7 +353,8 @@ def test_the_command_that_goes_on_names_the_files_of_parts_from_outside(
 
 def test_config_faults_come_all_at_once_with_their_paths():
     with pytest.raises(ValueError, match="validation") as raised:
-        IdxConfig.model_validate({"validation": -1, "limit": 0, "unknown": 3})
+        wrong: dict[str, Any] = {"validation": -1, "limit": 0, "unknown": 3}
+        IdxConfig(**wrong)
     assert str(raised.value).splitlines() == [
         "validation is -1: it must be >= 0",
         "limit is 0: it must be > 0",
